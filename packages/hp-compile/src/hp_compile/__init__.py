@@ -1,3 +1,58 @@
-"""Graph Mode: a whole training step as one FX graph, partitioned and scheduled by passes."""
+"""Graph Mode: a whole training step as one FX graph, partitioned and scheduled by passes.
 
-__version__ = "0.1.0"
+In: the names of this package. Out: the objects behind them, each imported when it is first asked for,
+so that the configuration (`PassConfig`, `PassPlan`) imports and validates where torch is missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hp_compile.pass_config import (
+        DP_MODES,
+        PP_SCHEDULES,
+        PassConfig,
+        build_pass_config_from_trainer_config,
+        normalize_dp_mode,
+    )
+    from hp_compile.pass_plan import FSDPModuleConfig, PassPlan, create_sharding_plan_from_yaml
+
+__all__ = [
+    "DP_MODES",
+    "PP_SCHEDULES",
+    "FSDPModuleConfig",
+    "PassConfig",
+    "PassPlan",
+    "build_pass_config_from_trainer_config",
+    "create_sharding_plan_from_yaml",
+    "normalize_dp_mode",
+]
+
+_HOME = {
+    "DP_MODES": "pass_config",
+    "PP_SCHEDULES": "pass_config",
+    "PassConfig": "pass_config",
+    "build_pass_config_from_trainer_config": "pass_config",
+    "normalize_dp_mode": "pass_config",
+    "FSDPModuleConfig": "pass_plan",
+    "PassPlan": "pass_plan",
+    "create_sharding_plan_from_yaml": "pass_plan",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("hp-compile")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, "__version__"])
