@@ -1,0 +1,137 @@
+"""Process groups and collectives that also work in a single process, started without any launcher.
+
+In: the launcher's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or none of them. Out:
+`TorchCollectives`, the communication half of the platform.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...errors import ConfigError, Fault
+
+__all__ = ["TorchCollectives"]
+
+T = TypeVar("T")
+Group = dist.ProcessGroup | DeviceMesh | None
+
+_REDUCTIONS = {
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+    "product": dist.ReduceOp.PRODUCT,
+}
+
+
+class TorchCollectives:
+    """torch.distributed; without a process group every call behaves as in a world of one process."""
+
+    if TYPE_CHECKING:
+
+        def device_type(self, requested: str | None = None) -> str: ...
+
+    def init_process_group(
+        self, timeout: timedelta | float = 300.0, device: str | None = None, backend: str | None = None
+    ) -> None:
+        if dist.is_initialized():
+            raise RuntimeError("there is a process group already; call destroy_process_group() first")
+        kind = self.device_type(device)
+        limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+        backend = backend or _default_backend(kind)
+        if _launched():
+            dist.init_process_group(backend, timeout=limit)
+        else:
+            # A store in memory: no port, no file, no variable of the environment.
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
+
+    def destroy_process_group(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def is_initialized(self) -> bool:
+        return dist.is_available() and dist.is_initialized()
+
+    def rank(self, group: Group = None) -> int:
+        return dist.get_rank(_process_group(group)) if self.is_initialized() else 0
+
+    def world_size(self, group: Group = None) -> int:
+        return dist.get_world_size(_process_group(group)) if self.is_initialized() else 1
+
+    def all_reduce(self, tensor: torch.Tensor, op: str = "sum", group: Group = None) -> torch.Tensor:
+        if op not in _REDUCTIONS:
+            raise ValueError(f"op={op!r} is no reduction; allowed: {', '.join(_REDUCTIONS)}")
+        if self.is_initialized():
+            dist.all_reduce(tensor, op=_REDUCTIONS[op], group=_process_group(group))
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor, group: Group = None) -> list[torch.Tensor]:
+        if not self.is_initialized():
+            return [tensor.clone()]
+        gathered = [torch.empty_like(tensor) for _ in range(self.world_size(group))]
+        dist.all_gather(gathered, tensor.contiguous(), group=_process_group(group))
+        return gathered
+
+    def broadcast(self, tensor: torch.Tensor, src: int = 0, group: Group = None) -> torch.Tensor:
+        self._check_source(src, group)
+        if self.is_initialized():
+            dist.broadcast(tensor, group_src=src, group=_process_group(group))
+        return tensor
+
+    def barrier(self, group: Group = None) -> None:
+        if self.is_initialized():
+            dist.barrier(group=_process_group(group))
+
+    def all_gather_object(self, obj: T, group: Group = None) -> list[T]:
+        if not self.is_initialized():
+            return [obj]
+        gathered: list[Any] = [None] * self.world_size(group)
+        dist.all_gather_object(gathered, obj, group=_process_group(group))
+        return gathered
+
+    def broadcast_object(self, obj: T, src: int = 0, group: Group = None) -> T:
+        self._check_source(src, group)
+        if not self.is_initialized():
+            return obj
+        box = [obj]
+        dist.broadcast_object_list(box, group_src=src, group=_process_group(group))
+        return box[0]
+
+    def _check_source(self, src: int, group: Group) -> None:
+        if not 0 <= src < (size := self.world_size(group)):
+            raise ValueError(f"src={src} is no rank of a group of {size} processes")
+
+
+def _process_group(group: Group) -> dist.ProcessGroup | None:
+    if not isinstance(group, DeviceMesh):
+        return group
+    if group.ndim != 1:
+        raise ValueError(f"a collective runs over one mesh axis; this mesh has {group.mesh_dim_names or group.ndim}")
+    return group.get_group()
+
+
+def _default_backend(kind: str) -> str:
+    backend = dist.get_default_backend_for_device(kind)
+    # Objects, checkpoints and host-side flags travel as cpu tensors, which nccl and hccl cannot send.
+    return backend if kind == "cpu" else f"cpu:gloo,{kind}:{backend}"
+
+
+def _launched() -> bool:
+    """Whether a launcher described a world. RANK and WORLD_SIZE decide; then the address is needed too."""
+    if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
+        return False
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise ConfigError(
+            Fault(
+                ", ".join(missing),
+                "not set, although other variables of a launcher are",
+                hint="start with torchrun, set all four, or unset RANK and WORLD_SIZE for a single process",
+            )
+        )
+    return True
