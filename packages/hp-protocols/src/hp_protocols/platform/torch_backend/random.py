@@ -47,7 +47,9 @@ class TorchRandom:
     def set_rng_state(self, state: Mapping[str, torch.Tensor], device: str | None = None) -> None:
         kind = self.device_type(device)
         if set(state) != {"cpu", kind}:
-            raise ValueError(f"the random state is of {sorted(state)}, but this process runs on {sorted({'cpu', kind})}")
+            raise ValueError(
+                f"the random state is of {sorted(state)}, but this process runs on {sorted({'cpu', kind})}"
+            )
         torch.set_rng_state(state["cpu"])
         if kind != "cpu":
             torch.get_device_module(kind).set_rng_state(state[kind])
