@@ -10,8 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hp_protocols.errors import ConfigError, Fault
-
     from hp_config.sections import (
         ActivationCheckpointConfig,
         CommConfig,
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
         ParallelismConfig,
         TrainingConfig,
     )
+    from hp_protocols.errors import ConfigError, Fault
 
 _HOME = {
     "ActivationCheckpointConfig": "hp_config.sections",

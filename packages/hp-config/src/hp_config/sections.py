@@ -10,9 +10,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hp_protocols.errors import Fault
-
 from hp_config.availability import not_yet_faults
+from hp_protocols.errors import Fault
 
 __all__ = [
     "ActivationCheckpointConfig",
