@@ -1,0 +1,116 @@
+"""Softmax attention with grouped key/value heads, optional query/key norm and output gate.
+
+In: x [B, S, D], cos and sin [B, S, R], a boolean mask [B, 1, S, S] or None for causal. Out: [B, S, D].
+Shapes: B batch, S sequence, D model width, N query heads, K key/value heads, E channels of a head, R rotated ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hp_protocols.module import Module
+from hp_protocols.platform import F, ops
+
+from hp_models.common.linear import Linear
+from hp_models.common.rope import apply_rotary
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["BaseAttention", "GQAttention", "ScaledDotProductAttention"]
+
+
+class ScaledDotProductAttention(Module):
+    """softmax(q kᵀ · E^-½) v, the part between the projections; its inner precision is at least fp32.
+
+    A module of its own, so that a sharding declaration can run it on local heads (`set_gqa_inner_attention_local_map`).
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        pass
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+
+    def forward(self, q_BSNE: Tensor, k_BSKE: Tensor, v_BSKE: Tensor, mask_B1SS: Tensor | None = None) -> Tensor:
+        """[B, S, N, E]; each of the K key/value heads serves N/K consecutive query heads."""
+        q_BNSE, k_BKSE, v_BKSE = q_BSNE.transpose(1, 2), k_BSKE.transpose(1, 2), v_BSKE.transpose(1, 2)
+        out_BNSE = F.scaled_dot_product_attention(
+            q_BNSE,
+            k_BKSE,
+            v_BKSE,
+            attn_mask=mask_B1SS,
+            is_causal=mask_B1SS is None,
+            scale=q_BSNE.shape[-1] ** -0.5,
+            enable_gqa=q_BSNE.shape[2] != k_BSKE.shape[2],
+        )
+        return out_BNSE.transpose(1, 2).contiguous()
+
+
+class BaseAttention(Module):
+    """What a block's `self_attn` is: forward(x, cos, sin, mask) → [B, S, D]."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        num_heads: int
+
+    def forward(self, x_BSD: Tensor, cos_BSR: Tensor, sin_BSR: Tensor, mask_B1SS: Tensor | None = None) -> Tensor:
+        raise NotImplementedError
+
+
+class GQAttention(BaseAttention):
+    """Grouped-query attention.
+
+    With `output_gate`, q_proj emits for each head its query and then its gate, and the attention output is
+    multiplied by sigmoid(gate) before o_proj. `q_norm` and `k_norm` act on the channels of a head, before RoPE.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseAttention.Config):
+        num_kv_heads: int
+        head_dim: int
+        q_proj: Linear.Config
+        k_proj: Linear.Config
+        v_proj: Linear.Config
+        o_proj: Linear.Config
+        q_norm: Module.Config | None = None
+        k_norm: Module.Config | None = None
+        output_gate: bool = False
+        inner_attention: ScaledDotProductAttention.Config
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        if config.num_heads % config.num_kv_heads:
+            raise ValueError(
+                f"num_heads {config.num_heads} must be a multiple of num_kv_heads {config.num_kv_heads}: "
+                "each key/value head serves the same number of query heads"
+            )
+        if (config.q_norm is None) != (config.k_norm is None):
+            raise ValueError("q_norm and k_norm go together: give both or neither")
+        self.head_dim = config.head_dim
+        self.output_gate = config.output_gate
+        self.q_proj = config.q_proj.build()
+        self.k_proj = config.k_proj.build()
+        self.v_proj = config.v_proj.build()
+        self.o_proj = config.o_proj.build()
+        self.q_norm = None if config.q_norm is None else config.q_norm.build()
+        self.k_norm = None if config.k_norm is None else config.k_norm.build()
+        self.inner_attention = config.inner_attention.build()
+
+    def forward(self, x_BSD: Tensor, cos_BSR: Tensor, sin_BSR: Tensor, mask_B1SS: Tensor | None = None) -> Tensor:
+        # The number of heads is left to -1: a declaration may have given this rank only some of them.
+        q_BSNE = self.q_proj(x_BSD).unflatten(-1, (-1, self.head_dim * (2 if self.output_gate else 1)))
+        k_BSKE = self.k_proj(x_BSD).unflatten(-1, (-1, self.head_dim))
+        v_BSKE = self.v_proj(x_BSD).unflatten(-1, (-1, self.head_dim))
+        gate_BSNE = None
+        if self.output_gate:
+            q_BSNE, gate_BSNE = q_BSNE.chunk(2, dim=-1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BSNE, k_BSKE = self.q_norm(q_BSNE), self.k_norm(k_BSKE)
+        q_BSNE, k_BSKE = apply_rotary(q_BSNE, cos_BSR, sin_BSR), apply_rotary(k_BSKE, cos_BSR, sin_BSR)
+        out_BSNE = self.inner_attention(q_BSNE, k_BSKE, v_BSKE, mask_B1SS)
+        if gate_BSNE is not None:
+            out_BSNE = out_BSNE * ops.sigmoid(gate_BSNE)
+        return self.o_proj(out_BSNE.flatten(2))

@@ -1,0 +1,219 @@
+"""A decoder-only language model: embedding, blocks of attention and feed-forward, final norm, output projection.
+
+In: token ids [B, S], optionally positions, a padding mask, document boundaries. Out: logits [B, S, V].
+Attribute names are those of Hugging Face checkpoints, so that converting a state dict is a change of prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hp_protocols.errors import ConfigError, Fault
+from hp_protocols.model import BaseModel
+from hp_protocols.module import Module, ModuleList
+
+from hp_models.common.attention import BaseAttention
+from hp_models.common.attention_mask import (
+    check_cu_seqlens,
+    document_starts,
+    make_attention_mask,
+    make_position_ids,
+)
+from hp_models.common.embedding import Embedding
+from hp_models.common.feed_forward import FeedForward
+from hp_models.common.linear import Linear
+from hp_models.common.rope import RoPE
+
+if TYPE_CHECKING:
+    from hp_protocols.trainer_sections import TrainerConfig
+    from torch import Tensor
+
+__all__ = ["Decoder", "TransformerBlock"]
+
+
+class TransformerBlock(Module):
+    """One pre-norm layer: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        input_layernorm: Module.Config
+        self_attn: BaseAttention.Config
+        post_attention_layernorm: Module.Config
+        mlp: FeedForward.Config
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.input_layernorm = config.input_layernorm.build()
+        self.self_attn = config.self_attn.build()
+        self.post_attention_layernorm = config.post_attention_layernorm.build()
+        self.mlp = config.mlp.build()
+
+    def forward(self, x_BSD: Tensor, cos_BSR: Tensor, sin_BSR: Tensor, mask_B1SS: Tensor | None = None) -> Tensor:
+        x_BSD = x_BSD + self.self_attn(self.input_layernorm(x_BSD), cos_BSR, sin_BSR, mask_B1SS)
+        return x_BSD + self.mlp(self.post_attention_layernorm(x_BSD))
+
+
+class Decoder(BaseModel):
+    """The model; what is in each layer is said by `Config.layers`, one config per layer."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseModel.Config):
+        vocab_size: int
+        hidden_size: int
+        max_position_embeddings: int
+        """The longest row that the model may be trained on."""
+        embed_tokens: Embedding.Config
+        rotary_emb: RoPE.Config
+        layers: list[TransformerBlock.Config]
+        norm: Module.Config
+        lm_head: Linear.Config
+        tie_word_embeddings: bool = False
+        """The output projection is the embedding matrix: one parameter under two names."""
+        seq_len: int | None = None
+        """Tokens per row in training, filled by `update_from_config`; what FLOPs are counted for."""
+
+        def update_from_config(self, *, trainer_config: TrainerConfig) -> None:
+            """Check the run against the model and take over its sequence length.
+
+            Raises:
+                ConfigError: rows longer than the model allows, or heads that tensor parallelism cannot share.
+            """
+            faults = decoder_faults(self, trainer_config)
+            if faults:
+                raise ConfigError(faults)
+            self.seq_len = trainer_config.training.seq_len
+
+        def get_nparams_and_flops(self, model: Module, seq_len: int | None = None) -> tuple[int, int]:
+            """Parameters of the model, and floating-point operations per trained token (see `training_flops`)."""
+            length = self.seq_len if seq_len is None else seq_len
+            if length is None:
+                raise ValueError("seq_len is not known yet: pass it, or call update_from_config first")
+            # A tied parameter is listed once by parameters(), and still multiplied once, by lm_head.
+            nparams = sum(parameter.numel() for parameter in model.parameters())
+            return nparams, training_flops(self, model, length)
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = config.embed_tokens.build()
+        self.rotary_emb = config.rotary_emb.build()
+        self.layers = ModuleList([layer.build() for layer in config.layers])
+        self.norm = config.norm.build()
+        self.lm_head = config.lm_head.build()
+        self._tie_weights()
+
+    def _tie_weights(self) -> None:
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Decoder:
+        # Moving a model off the meta device replaces each name's parameter by its own new one.
+        super()._apply(fn, *args, **kwargs)
+        self._tie_weights()
+        return self
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        position_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Sequence[int] | Tensor | None = None,
+    ) -> Tensor:
+        """Logits [B, S, V] for token ids [B, S].
+
+        Args:
+            position_ids: [B, S], or [3, B, S] (time, height, width) where the model has an mrope_section;
+                default: counting from 0 in every row, and in every document where `cu_seqlens` is given.
+            attention_mask: [B, S], nonzero for tokens and zero for padding, on either side. Logits at padding
+                mean nothing.
+            cu_seqlens: boundaries of packed documents in the B·S tokens, row after row, as host-side ints
+                (0, …, B·S); no token attends across one.
+
+        Raises:
+            ValueError: a shape or boundary that is not as said here.
+        """
+        batch, seq_len = input_ids.shape
+        starts_BS = None
+        if cu_seqlens is not None:
+            bounds = check_cu_seqlens(cu_seqlens, batch, seq_len)
+            starts_BS = document_starts(bounds, batch, seq_len, input_ids.device)
+        check_shapes(input_ids, position_ids, attention_mask)
+        if position_ids is None:
+            position_ids = make_position_ids(starts_BS, batch, seq_len, input_ids.device)
+        mask_B1SS = make_attention_mask(attention_mask, starts_BS)
+
+        x_BSD = self.embed_tokens(input_ids)
+        cos_BSR, sin_BSR = self.rotary_emb(position_ids, dtype=x_BSD.dtype)
+        for layer in self.layers:
+            x_BSD = layer(x_BSD, cos_BSR, sin_BSR, mask_B1SS)
+        return self.lm_head(self.norm(x_BSD))
+
+
+def check_shapes(input_ids: Tensor, position_ids: Tensor | None, attention_mask: Tensor | None) -> None:
+    """Refuse what would broadcast into something that was not meant."""
+    expected = tuple(input_ids.shape)
+    if attention_mask is not None and tuple(attention_mask.shape) != expected:
+        raise ValueError(
+            f"attention_mask of shape {tuple(attention_mask.shape)}: allowed is the padding mask {expected} "
+            "(nonzero for tokens); packed documents are given by cu_seqlens"
+        )
+    if position_ids is not None and tuple(position_ids.shape) not in (expected, (3, *expected)):
+        raise ValueError(
+            f"position_ids of shape {tuple(position_ids.shape)}: allowed are {expected} and {(3, *expected)} "
+            "(time, height, width); of four rows leave out the first, the text positions"
+        )
+
+
+def decoder_faults(config: Decoder.Config, trainer_config: TrainerConfig) -> list[Fault]:
+    """What of a run does not fit the model, each named by the flag that says it."""
+    faults = []
+    seq_len = trainer_config.training.seq_len
+    if seq_len > config.max_position_embeddings:
+        faults.append(
+            Fault(
+                "training.seq_len",
+                f"{seq_len} is longer than the model's positions",
+                allowed=f"at most {config.max_position_embeddings}",
+            )
+        )
+    parallelism = trainer_config.parallelism
+    tp = parallelism.tensor_parallel_degree
+    if tp > 1:
+        counts = {
+            count
+            for layer in config.layers
+            for count in (layer.self_attn.num_heads, getattr(layer.self_attn, "num_kv_heads", tp))
+        }
+        for count in sorted(count for count in counts if count % tp):
+            faults.append(
+                Fault(
+                    "parallelism.tensor_parallel_degree",
+                    f"{tp} ranks cannot share {count} attention heads evenly",
+                    allowed=f"a divisor of {sorted(counts)}",
+                )
+            )
+        if parallelism.enable_sequence_parallel and seq_len % tp:
+            faults.append(
+                Fault(
+                    "training.seq_len",
+                    f"{seq_len} tokens cannot be shared by {tp} ranks (sequence parallelism)",
+                    allowed=f"a multiple of parallelism.tensor_parallel_degree ({tp})",
+                )
+            )
+    return faults
+
+
+def training_flops(config: Decoder.Config, model: Module, seq_len: int) -> int:
+    """Floating-point operations of forward and backward per token, rows of `seq_len` tokens.
+
+    6 per weight of a matrix multiplication (2 forward, 4 backward); the embedding look-up multiplies nothing, a
+    tied output projection does. Attention: q·k and p·v are 2 · 2 · heads · head_dim · seq_len forward and twice
+    that backward. Following the field's convention the whole square is counted, although half of it is masked
+    in causal attention, and recomputation is not counted.
+    """
+    multiplied = sum(module.weight.numel() for module in model.modules() if isinstance(module, Linear))
+    attention = sum(layer.self_attn.num_heads * layer.self_attn.head_dim for layer in config.layers)
+    return 6 * multiplied + 12 * attention * seq_len

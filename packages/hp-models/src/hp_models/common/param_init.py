@@ -1,0 +1,50 @@
+"""How parameters start: the initialisers that models declare in `param_init`.
+
+In: an empty parameter tensor (whole, on the CPU; `Module.init_states` cuts it afterwards). Out: nothing, the
+tensor is filled in place. A model config holds them as `Function.Config`, so that it stays plain data.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hp_protocols.function import Function
+from hp_protocols.platform import init
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["ParamInit", "normal", "normal_", "ones", "ones_", "zeros", "zeros_"]
+
+ParamInit = dict[str, Function.Config]
+"""A module's own parameter names, each with its initialiser."""
+
+
+def normal_(tensor: Tensor, *, std: float) -> None:
+    """Fill with independent draws from a normal distribution around zero."""
+    init.normal_(tensor, mean=0.0, std=std)
+
+
+def zeros_(tensor: Tensor) -> None:
+    """Fill with zeros."""
+    init.zeros_(tensor)
+
+
+def ones_(tensor: Tensor) -> None:
+    """Fill with ones."""
+    init.ones_(tensor)
+
+
+def normal(std: float) -> Function.Config:
+    """The declaration of `normal_` with this standard deviation."""
+    return Function.Config(fn=normal_, kwargs={"std": std})
+
+
+def zeros() -> Function.Config:
+    """The declaration of `zeros_`."""
+    return Function.Config(fn=zeros_)
+
+
+def ones() -> Function.Config:
+    """The declaration of `ones_`."""
+    return Function.Config(fn=ones_)

@@ -1,0 +1,43 @@
+"""Which declarations the parts of a dense Qwen3.5 carry.
+
+In: the config tree. Out: every `sharding_config` in it filled in place, by the helpers of `decoder_sharding`.
+They are filled whether or not a run shards: axes that its mesh lacks are ignored.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hp_protocols.platform import Replicate, Shard
+
+from hp_models.common.decoder_sharding import (
+    norm_config,
+    set_decoder_sharding_config,
+    set_dense_ffn_sharding,
+    set_gqa_attention_sharding,
+    set_gqa_inner_attention_local_map,
+)
+
+if TYPE_CHECKING:
+    from hp_models.qwen3_5_v2.model import Qwen3_5Model
+
+__all__ = ["set_qwen3_5_sharding_config"]
+
+
+def set_qwen3_5_sharding_config(config: Qwen3_5Model.Config, *, loss_parallel: bool, enable_sp: bool) -> None:
+    """Fill the declarations of the whole tree.
+
+    Args:
+        loss_parallel: under tensor parallelism leave the logits cut along the vocabulary.
+        enable_sp: sequence parallelism, under tensor parallelism: between attention and feed-forward blocks
+            each rank holds a stretch of the sequence.
+    """
+    set_decoder_sharding_config(config, loss_parallel=loss_parallel, enable_sp=enable_sp)
+    for layer in config.layers:
+        layer.input_layernorm.sharding_config = norm_config(enable_sp=enable_sp)
+        layer.post_attention_layernorm.sharding_config = norm_config(enable_sp=enable_sp)
+        set_gqa_attention_sharding(layer.self_attn, enable_sp=enable_sp)
+        set_gqa_inner_attention_local_map(layer.self_attn.inner_attention)
+        set_dense_ffn_sharding(
+            layer.mlp, attn_x_placement=Shard(1) if enable_sp else Replicate(), enable_sp=enable_sp
+        )
