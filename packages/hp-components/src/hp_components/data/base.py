@@ -1,0 +1,46 @@
+"""What every dataloader offers, whatever is behind it.
+
+In: a config and this rank's place among the data-parallel ranks. Out: batches, and a state that resumes exactly, also
+under another number of ranks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hp_components.data.packing import Batch
+from hp_components.data.sources import Corpus
+from hp_protocols.configurable import Configurable
+
+__all__ = ["BaseDataLoader"]
+
+
+class BaseDataLoader(ABC, Configurable):
+    """An iterator over this rank's batches.
+
+    It is its own iterator: a second loop goes on where the first one stopped.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        def open_corpus(self) -> Corpus | None:
+            """The text behind this loader, to train a tokenizer on; None if there is none."""
+            return None
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    @abstractmethod
+    def __next__(self) -> Batch:
+        """The next batch: input, labels, positions, segment_ids, each [local batch, seq_len] int64."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """The position behind the last batch that was handed out. The same on every rank."""
+
+    @abstractmethod
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a position. Raises ConfigError for the state of another dataset, naming the difference."""

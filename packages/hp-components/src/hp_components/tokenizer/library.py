@@ -1,0 +1,137 @@
+"""A tokenizer on the library `tokenizers`: the common part of those read from a folder and those trained here.
+
+In: a `TokenizerFolder` (the library's tokenizer and what the files beside it say). Out: ids and text.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+
+from hp_components.tokenizer.base import BaseTokenizer
+from hp_components.tokenizer.folder import TokenizerFolder, write_folder
+
+__all__ = ["LibraryTokenizer"]
+
+# Byte-level pre-tokenizers of the GPT-2 and GPT-4 families never put a letter and the white space after it into one
+# word, so a text may be cut there without changing a token.
+_CUT = re.compile(r"(?<=[^\W\d_])(?=[ \n])")
+
+
+class LibraryTokenizer(BaseTokenizer):
+    """BaseTokenizer around a `tokenizers.Tokenizer`. Subclasses say where the folder comes from."""
+
+    def __init__(self, folder: TokenizerFolder) -> None:
+        self._folder = folder
+        self.tokenizer = folder.tokenizer
+        self.bos_token, self.eos_token = folder.bos_token, folder.eos_token
+        self.bos_id, self.eos_id = folder.bos_id, folder.eos_id
+
+    @functools.cached_property
+    def vocab_size(self) -> int:
+        return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        facts = [self.bos_id, self.eos_id, self._adds_bos, self._adds_eos, self.tokenizer.encode_special_tokens]
+        return hashlib.sha256((json.dumps(facts) + self.tokenizer.to_str()).encode()).hexdigest()
+
+    @functools.cached_property
+    def _template_ids(self) -> tuple[list[int], list[int]]:
+        """What the post-processor puts before and after a text, or what tokenizer_config.json says instead."""
+        if (explicit := self._folder.explicit_template) is not None:
+            add_bos, add_eos = explicit
+            return [self.bos_id] if add_bos else [], [self.eos_id] if add_eos else []  # type: ignore[list-item]
+        probe = self.tokenizer.encode("a", add_special_tokens=True)
+        marks = [bool(mark) for mark in probe.special_tokens_mask]
+        front = next((i for i, special in enumerate(marks) if not special), len(marks))
+        back = next((i for i, special in enumerate(reversed(marks)) if not special), 0) if front < len(marks) else 0
+        return probe.ids[:front], probe.ids[len(marks) - back :]
+
+    @property
+    def _adds_bos(self) -> bool:
+        return self.bos_id is not None and self.bos_id in self._template_ids[0]
+
+    @property
+    def _adds_eos(self) -> bool:
+        return self.eos_id is not None and self.eos_id in self._template_ids[1]
+
+    def encode(self, text: str, *, add_bos: bool | None = None, add_eos: bool | None = None) -> list[int]:
+        return self.encode_batch([text], add_bos=add_bos, add_eos=add_eos)[0]
+
+    def encode_batch(
+        self, texts: Sequence[str], *, add_bos: bool | None = None, add_eos: bool | None = None
+    ) -> list[list[int]]:
+        front, back = self._frame(add_bos, add_eos)
+        try:
+            encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"text has half a surrogate pair at character {error.start}, which is no Unicode text"
+            ) from error
+        return [_framed(encoding.ids, front, back) for encoding in encodings]
+
+    def _frame(self, add_bos: bool | None, add_eos: bool | None) -> tuple[list[int], list[int]]:
+        """The ids to put before and after a text."""
+        front, back = self._template_ids
+        if add_bos is not None:
+            front = self._with(front, self.bos_id, add_bos, "BOS", first=True)
+        if add_eos is not None:
+            back = self._with(back, self.eos_id, add_eos, "EOS", first=False)
+        return front, back
+
+    def _with(self, ids: list[int], token: int | None, wanted: bool, name: str, *, first: bool) -> list[int]:
+        if wanted and token is None:
+            raise ValueError(f"add_{name.lower()}=True, but this tokenizer has no {name} token")
+        if wanted == (token in ids):
+            return ids
+        if not wanted:
+            return [other for other in ids if other != token]
+        return [token, *ids] if first else [*ids, token]  # type: ignore[list-item]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        ids = [int(token) for token in ids]
+        if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            raise ValueError(f"ids must lie in [0, {self.vocab_size}), got {min(ids)} … {max(ids)}")
+        return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def pieces(self, text: str, length: int) -> list[str]:
+        if length < 1:
+            raise ValueError(f"length must be at least 1, got {length}")
+        if not self._cuts_at_spaces:
+            return [text]
+        pieces, start = list[str](), 0
+        while len(text) - start > length:
+            cut = _CUT.search(text, start + length)
+            if cut is None:
+                break
+            pieces.append(text[start : cut.start()])
+            start = cut.start()
+        return [*pieces, text[start:]]
+
+    @functools.cached_property
+    def _cuts_at_spaces(self) -> bool:
+        """Whether a text may be cut between a letter and a space: only the plain GPT-2 recipe is sure to allow it."""
+        pre = json.loads(self.tokenizer.to_str())
+        recipe = pre["pre_tokenizer"] or {}
+        plain = recipe.get("type") == "ByteLevel" and recipe.get("use_regex", True) and not recipe["add_prefix_space"]
+        literal = self.tokenizer.encode_special_tokens or not any(
+            " " in token["content"] or token["lstrip"] or token["rstrip"] for token in pre["added_tokens"]
+        )
+        return plain and pre["normalizer"] is None and literal
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        write_folder(self._folder, folder)
+
+
+def _framed(ids: list[int], front: list[int], back: list[int]) -> list[int]:
+    """`front`, `ids`, `back`, without doubling what the text itself spells out at its ends."""
+    if front and ids[: len(front)] == front:
+        front = []
+    if back and ids[-len(back) :] == back:
+        back = []
+    return [*front, *ids, *back]
