@@ -7,6 +7,7 @@ import-linter (layers, torch-free packages, private modules), private names, sib
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tomllib
@@ -20,14 +21,19 @@ from packaging.requirements import Requirement
 BIN = Path(sys.executable).parent
 
 
-def run(root: Path, *command: str) -> list[str]:
+def run(root: Path, *command: str, **variables: str) -> list[str]:
     """Run a tool of this environment in `root`; its output is the fault if it exits with another code than 0."""
-    result = subprocess.run([str(BIN / command[0]), *command[1:]], cwd=root, capture_output=True, text=True)
+    environ = {**os.environ, **variables}
+    result = subprocess.run(
+        [str(BIN / command[0]), *command[1:]], cwd=root, env=environ, capture_output=True, text=True
+    )
     return [(result.stdout + result.stderr).strip()] if result.returncode else []
 
 
 def check_imports(root: Path) -> list[str]:
-    return run(root, "lint-imports", "--no-cache")
+    # The packages of `root`, not those that are installed, which may be another copy.
+    sources = os.pathsep.join(str(path) for path in sorted(root.glob("packages/*/src")))
+    return run(root, "lint-imports", "--no-cache", PYTHONPATH=sources)
 
 
 def check_declared(root: Path) -> list[str]:

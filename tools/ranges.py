@@ -24,7 +24,8 @@ def find_faults(root: Path) -> list[str]:
     }
     faults = []
     for package, project in sorted(projects.items()):
-        texts = [*project.get("dependencies", []), *sum(project.get("optional-dependencies", {}).values(), [])]
+        extras = project.get("optional-dependencies", {}).values()
+        texts = [*project.get("dependencies", []), *(text for texts in extras for text in texts)]
         for requirement in map(Requirement, texts):
             if requirement.name not in projects:
                 continue

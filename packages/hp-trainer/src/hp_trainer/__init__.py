@@ -1,3 +1,30 @@
-"""HyperTrainer and the hp command: train language models from one CPU to clusters."""
+"""HyperTrainer and the `hp` command: train language models from one CPU to clusters.
 
-__version__ = "0.1.0"
+In: a recipe (a function that returns a `HyperTrainer.Config`) and command-line options. Out: a run folder with
+checkpoints, metrics and the resolved configuration. `import hp_trainer` does not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hp_trainer.hyper_trainer import HyperTrainer, TrainResult
+    from hp_trainer.launch import Launch
+
+_EXPORTS = {
+    "HyperTrainer": "hp_trainer.hyper_trainer",
+    "Launch": "hp_trainer.launch",
+    "TrainResult": "hp_trainer.hyper_trainer",
+}
+
+__all__ = ["HyperTrainer", "Launch", "TrainResult", "__version__"]  # noqa: F822 (resolved lazily)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return metadata.version("hp-trainer")
+    if name in _EXPORTS:
+        return getattr(import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,57 @@
+"""The `hp` command: finds the subcommand and runs it.
+
+In: command-line arguments. Out: an exit code: 0 fine, 1 the run failed, 2 a mistake in the command or
+configuration. Neither this module nor `hp --help` imports torch; only what loads a recipe does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+from hp_protocols.errors import nearest
+
+# name → (module with `main(arguments) -> int`, what it does)
+COMMANDS = {
+    "train": ("hp_trainer.cli.train", "train the model of a recipe; resumes a run folder that has checkpoints"),
+    "config": ("hp_trainer.cli.config", "show a resolved configuration, diff it with its recipe, validate it"),
+    "list": ("hp_trainer.cli.listing", "the modules, their recipes and model flavours that are installed"),
+    "version": ("hp_trainer.cli.version", "versions of the hyper-parallel packages and of torch"),
+}
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: hp <command> [options]",
+            "",
+            "Train language models, from one CPU to clusters.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "`hp <command> --help` explains a command. First try:",
+            "  hp train --module qwen3_5_v2 --config qwen3_5_v2_debugmodel",
+        ]
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the `hp` command; `argv` defaults to the process's arguments."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if arguments else 2
+    name, *rest = arguments
+    if name == "--version":
+        name = "version"
+    if name not in COMMANDS:
+        near = nearest(name, COMMANDS)
+        hint = f"; did you mean `hp {near}`?" if near else ""
+        print(f"hp: there is no command {name!r}{hint}\ncommands: {', '.join(COMMANDS)} (see `hp --help`)", file=sys.stderr)
+        return 2
+    run: Callable[[list[str]], int] = import_module(COMMANDS[name][0]).main
+    return run(rest)

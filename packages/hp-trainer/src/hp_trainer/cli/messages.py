@@ -1,0 +1,77 @@
+"""What the command line says to a person: mistakes, the opening and the closing of a run.
+
+In: faults, a trainer, a result. Out: text; nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from hp_protocols.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hp_trainer.hyper_trainer import HyperTrainer, TrainResult
+    from hp_trainer.launch import Launch
+
+
+def print_mistakes(command: str, error: ConfigError) -> None:
+    """All faults of `error` on standard error, one paragraph each."""
+    number = len(error.faults)
+    head = f"{command}: " + ("a mistake" if number == 1 else f"{number} mistakes") + "; nothing was run"
+    body = "\n".join("  " + str(fault).replace("\n", "\n  ") for fault in error.faults)
+    print(f"{head}\n{body}", file=sys.stderr)
+
+
+def opening(trainer: HyperTrainer) -> str:
+    """What is about to be trained, where, on what."""
+    config, environment, training = trainer.config, trainer.environment, trainer.config.training
+    rows = training.local_batch_size * trainer.training_step.micro_batches * environment.dp_degree
+    spec = config.model_spec
+    lines = [
+        f"model      {spec.name}/{spec.flavor}, {trainer.model.parameters / 1e6:,.2f} M parameters, {training.dtype}",
+        f"data       {trainer.dataloader}",
+        f"batch      {rows} rows of {training.seq_len} tokens, {training.steps} steps",
+        f"processes  {environment.world_size} on {environment.device.type} ({environment.parallel_dims})",
+        f"run folder {trainer.run_folder.path}",
+    ]
+    if trainer.state.step:
+        lines.append(f"resuming   after step {trainer.state.step}")
+    return "\n".join(lines)
+
+
+def closing(result: TrainResult, launch: Launch, *, default_text: bool, recipe_flags: str) -> str:
+    """How the run ended, where everything is, and what to try next."""
+    folder = result.run_folder
+    resume = f"hp train {folder / 'resolved.yaml'}" + (f" --nproc {launch.nproc}" if launch.nproc > 1 else "")
+    if result.reason == "already_finished":
+        return (
+            f"{folder} is finished: {result.step} steps are done, nothing to train.\n"
+            f"Train longer:  {resume} --training.steps {result.step * 2}"
+        )
+    how = {
+        "finished": f"Finished {result.step} steps.",
+        "data_exhausted": f"The data ended after step {result.step}.",
+    }.get(result.reason, f"Stopped by {result.reason} after step {result.step}.")
+    lines = [
+        how if result.saved else f"{how} Nothing was saved: checkpoint.enable is off.",
+        "",
+        f"  {folder}",
+        "    loss.png        the loss curve",
+        "    metrics.jsonl   one record per log step",
+        *(["    checkpoint/     the states to resume from"] if result.saved else []),
+        "    tokenizer/      the tokenizer of this run",
+        "    resolved.yaml   every option as it was used",
+        "",
+    ]
+    if result.reason == "finished":
+        lines += [
+            "Try next:",
+            f"  longer         hp train {recipe_flags} --training.steps {result.step * 4}",
+            *([f"  your own text  hp train {recipe_flags} --dataloader.dataset_path my_folder"] if default_text else []),
+            *([f"  2 processes    hp train {recipe_flags} --nproc 2"] if launch.nproc == 1 else []),
+            f"  go on          {resume} --training.steps {result.step * 2}",
+        ]
+    elif result.saved:
+        lines.append(f"Resume:  {resume}")
+    return "\n".join(lines)

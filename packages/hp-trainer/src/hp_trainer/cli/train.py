@@ -1,0 +1,122 @@
+"""`hp train`: check everything, then train in this process or start one process per rank.
+
+In: recipe and options, or a run's resolved.yaml. Out: an exit code; see `hp_trainer.cli`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from hp_protocols.errors import ConfigError, Fault
+
+from hp_trainer.cli import messages
+from hp_trainer.launch import Launch, announce_rank, inside_torchrun, run_ranks
+
+USAGE = """\
+usage: hp train --module MODULE --config RECIPE [--option value …] [--nproc N]
+       hp train RUN/resolved.yaml [--option value …] [--nproc N]
+
+Train the model of a recipe. `hp list` shows the recipes;
+`hp train --module MODULE --config RECIPE --help` shows every option with its default.
+
+  --nproc N           processes on this machine, each one rank (default 1, in place)
+  --nnodes N          machines (default 1); then also
+  --node-rank R       which machine this is, 0 to N-1
+  --rdzv-endpoint H:P address and free port of machine 0
+
+options of every recipe, among others:
+  --training.steps N              optimizer steps in all
+  --dataloader.dataset_path PATH  a .txt or .jsonl file or a folder of them
+  --dump_folder DIR               the run folder; an existing one is resumed
+  --debug.seed N                  seed of initialisation, data order and dropout
+
+exit codes: 0 fine, 1 the run failed, 2 a mistake in the command or configuration"""
+
+
+def main(arguments: list[str]) -> int:
+    """Run `hp train <arguments>`."""
+    if not arguments or arguments in (["-h"], ["--help"]):
+        print(USAGE)
+        return 0 if arguments else 2
+    try:
+        launch, rest = split_launch(arguments)
+        if faults := launch.faults():
+            raise ConfigError(faults)
+        if launch.world_size == 1:
+            return run_rank(rest)
+        return launch_ranks(launch, rest)
+    except ConfigError as error:
+        messages.print_mistakes("hp train", error)
+        return 2
+
+
+def split_launch(arguments: Sequence[str]) -> tuple[Launch, list[str]]:
+    """Take --nproc and its siblings out of the arguments.
+
+    Raises:
+        ConfigError: one of them has no value or not a number.
+    """
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> None:  # type: ignore[override]
+            flag, _, problem = message.removeprefix("argument ").partition(": ")
+            raise ConfigError(Fault(flag, problem or "is not understood", hint="hp train --help"))
+
+    parser = Parser(add_help=False, allow_abbrev=False)
+    for flag, kind in (("--nproc", int), ("--nnodes", int), ("--node-rank", int), ("--rdzv-endpoint", str)):
+        parser.add_argument(flag, type=kind, default=argparse.SUPPRESS)
+    found, rest = parser.parse_known_args(list(arguments))
+    return Launch(**vars(found)), rest
+
+
+def launch_ranks(launch: Launch, arguments: list[str]) -> int:
+    """Check the configuration here, once, fill the caches, and start the ranks."""
+    from hp_trainer.preparation import load_config, prepare
+
+    config = load_config(arguments, launch.world_size)
+    configure_logging(is_main=True)
+    prepare(config)
+    # The ranks must not each choose a folder of their own.
+    return run_ranks(launch, [*arguments, f"--dump_folder={config.dump_folder}"])
+
+
+def run_rank(arguments: list[str]) -> int:
+    """Train as one rank of however many torchrun has started; returns the exit code."""
+    announce_rank()
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    configure_logging(is_main=rank == 0)
+    started = False
+    try:
+        from hp_trainer.preparation import load_config
+
+        trainer = load_config(arguments, world_size).build()
+        if rank == 0:
+            print(messages.opening(trainer) + "\n", flush=True)
+        started = True
+        result = trainer.train()
+    except ConfigError as error:
+        # Every rank has the same list (Environment.agree), or fails alike.
+        if rank == 0:
+            messages.print_mistakes("hp train", error)
+        return 1 if started and trainer.state.step > trainer.first_step else 2
+    except Exception:
+        where = f" (rank {rank} of {world_size})" if world_size > 1 else ""
+        print(f"hp train: the run failed{where}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        return 1
+    if rank == 0:
+        launch = Launch(nproc=world_size if inside_torchrun() else 1)
+        print("\n" + messages.closing(trainer, result, launch), flush=True)
+    trainer.close()
+    return 0
+
+
+def configure_logging(*, is_main: bool) -> None:
+    """Log lines of our packages: information from rank 0, warnings from every rank."""
+    logging.basicConfig(format="%(message)s" if is_main else "%(name)s: %(message)s", stream=sys.stderr)
+    for name in ("hp_protocols", "hp_config", "hp_components", "hp_models", "hp_trainer"):
+        logging.getLogger(name).setLevel(logging.INFO if is_main else logging.WARNING)

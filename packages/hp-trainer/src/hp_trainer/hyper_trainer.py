@@ -1,0 +1,271 @@
+"""HyperTrainer: a training run as a list of steps.
+
+In: a `HyperTrainer.Config` (from a recipe, the command line or a run's resolved.yaml). Out: `train()` leaves a run
+folder with checkpoints, metrics.jsonl, loss.png and resolved.yaml, and returns a `TrainResult`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from hp_components import (
+    BaseDataLoader,
+    BaseLoss,
+    BaseTokenizer,
+    CheckpointManager,
+    CorpusTokenizer,
+    CrossEntropyLoss,
+    LRSchedulersContainer,
+    MetricsProcessor,
+    OptimizersContainer,
+    TextDataLoader,
+)
+from hp_config import (
+    ActivationCheckpointConfig,
+    CommConfig,
+    CompileConfig,
+    DebugConfig,
+    ParallelismConfig,
+    TrainingConfig,
+    check_layout,
+    dump_yaml,
+)
+from hp_protocols import Configurable, ModelSpec
+from hp_protocols.errors import ConfigError
+
+from hp_trainer import environment as env
+from hp_trainer.model_building import build_model, check_vocabulary
+from hp_trainer.run_folder import RunFolder, default_run_folder
+from hp_trainer.signals import StopRequest
+from hp_trainer.train_state import TrainState
+from hp_trainer.training_step import StepResult, TrainingStep
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """How a run ended: `reason` is finished, already_finished, data_exhausted, or the name of a signal."""
+
+    step: int
+    reason: str
+    run_folder: Path
+    saved: bool
+
+
+class HyperTrainer(Configurable):
+    """Trains the model of a recipe. Building it does all that can fail early and writes nothing to the run folder."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        model_spec: ModelSpec = field(metadata={"cli": False})
+        """The model, its flavour and the functions that shard it; set by the recipe."""
+
+        dump_folder: str | None = None
+        """The run folder; by default a new one, outputs/<recipe>/<date-time>. An existing one is resumed."""
+
+        recipe: str = field(default="", metadata={"cli": False})
+        """`<module>.<recipe>` this config came from, for resolved.yaml and the default run folder."""
+
+        tokenizer: BaseTokenizer.Config = field(default_factory=CorpusTokenizer.Config)
+        dataloader: BaseDataLoader.Config = field(default_factory=TextDataLoader.Config)
+        optimizer: OptimizersContainer.Config = field(default_factory=OptimizersContainer.Config)
+        lr_scheduler: LRSchedulersContainer.Config = field(default_factory=LRSchedulersContainer.Config)
+        loss: BaseLoss.Config = field(default_factory=CrossEntropyLoss.Config)
+        training: TrainingConfig = field(default_factory=TrainingConfig)
+        parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+        activation_checkpoint: ActivationCheckpointConfig = field(default_factory=ActivationCheckpointConfig)
+        compile: CompileConfig = field(default_factory=CompileConfig)
+        comm: CommConfig = field(default_factory=CommConfig)
+        checkpoint: CheckpointManager.Config = field(default_factory=CheckpointManager.Config)
+        metrics: MetricsProcessor.Config = field(default_factory=MetricsProcessor.Config)
+        debug: DebugConfig = field(default_factory=DebugConfig)
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        for step in self.build_steps():
+            step()
+
+    def build_steps(self) -> list[Callable[[], None]]:
+        """What building a run consists of, in order."""
+        return [
+            self.start_environment,
+            self.check_layout,
+            self.choose_run_folder,
+            self.choose_seed,
+            self.build_tokenizer,
+            self.build_dataloader,
+            self.build_model,
+            self.build_optimizer,
+            self.build_training_step,
+            self.build_metrics,
+            self.build_checkpointer,
+            self.load_checkpoint,
+        ]
+
+    # ---- build steps: nothing is written to the run folder before all of them are done -----------------------
+
+    def start_environment(self) -> None:
+        self.environment = env.start_environment(self.config.parallelism, self.config.comm, self.config.debug)
+
+    def check_layout(self) -> None:
+        if faults := check_layout(self.config, self.environment.world_size):
+            raise ConfigError(faults)
+
+    def choose_run_folder(self) -> None:
+        chosen = self.config.dump_folder or str(default_run_folder(self.config.recipe.rpartition(".")[2] or "run"))
+        self.run_folder = RunFolder(Path(self.environment.broadcast(chosen)))
+        self.config.dump_folder = str(self.run_folder.path)
+
+    def choose_seed(self) -> None:
+        if self.config.debug.seed is None:
+            drawn = self.run_folder.recorded_seed() if self.environment.is_main else None
+            seed = self.environment.broadcast(env.draw_seed() if drawn is None else drawn)
+            logger.info("debug.seed is not given: %s is %s", seed, "drawn" if drawn is None else "taken from the run")
+            self.config.debug.seed = seed
+        self.seed: int = self.config.debug.seed
+        self.state = TrainState(seed=self.seed)
+        self.environment.platform.manual_seed(self.seed)
+
+    def build_tokenizer(self) -> None:
+        corpus = self.config.dataloader.corpus()
+        self.tokenizer: BaseTokenizer = self.environment.main_first(lambda: self.config.tokenizer.build(corpus=corpus))
+        check_vocabulary(self.config, self.tokenizer.vocab_size)
+
+    def build_dataloader(self) -> None:
+        environment, training = self.environment, self.config.training
+        self.dataloader: BaseDataLoader = environment.main_first(
+            lambda: self.config.dataloader.build(
+                tokenizer=self.tokenizer,
+                seq_len=training.seq_len,
+                local_batch_size=training.local_batch_size,
+                dp_rank=environment.dp_rank,
+                dp_world_size=environment.dp_degree,
+                seed=self.seed,
+            )
+        )
+
+    def build_model(self) -> None:
+        self.model = build_model(self.config, self.environment, self.seed)
+        # Each data-parallel rank drops out different elements; resumed runs restore the state from the checkpoint.
+        self.environment.platform.manual_seed(self.seed + 1 + self.environment.dp_rank)
+
+    def build_optimizer(self) -> None:
+        self.optimizer: OptimizersContainer = self.config.optimizer.build(model_parts=[self.model.module])
+        if self.config.model_spec.post_optimizer_build_fn is not None:
+            self.config.model_spec.post_optimizer_build_fn(self.optimizer, [self.model.module], self.environment)
+        self.lr_scheduler: LRSchedulersContainer = self.config.lr_scheduler.build(
+            optimizers=self.optimizer, training_steps=self.config.training.steps
+        )
+
+    def build_training_step(self) -> None:
+        training, dp = self.config.training, self.environment.dp_degree
+        global_batch = training.local_batch_size * dp if training.global_batch_size == -1 else training.global_batch_size
+        self.training_step = TrainingStep(
+            environment=self.environment,
+            model=self.model.module,
+            loss_fn=self.config.loss.build(),
+            optimizer=self.optimizer,
+            lr_scheduler=self.lr_scheduler,
+            max_norm=training.max_norm,
+            micro_batches=global_batch // (training.local_batch_size * dp),
+        )
+
+    def build_metrics(self) -> None:
+        self.metrics: MetricsProcessor = self.config.metrics.build(
+            run_folder=self.run_folder.path,
+            total_steps=self.config.training.steps,
+            rank=self.environment.rank,
+            flops_per_token=self.model.flops_per_token,
+            world_size=self.environment.world_size,
+        )
+
+    def build_checkpointer(self) -> None:
+        self.checkpointer: CheckpointManager = self.config.checkpoint.build(
+            run_folder=self.run_folder.path,
+            model_parts=[self.model.module],
+            optimizers=self.optimizer,
+            states={
+                "lr_scheduler": self.lr_scheduler,
+                "dataloader": self.dataloader,
+                "train_state": self.state,
+                "metrics": self.metrics,
+            },
+        )
+
+    def load_checkpoint(self) -> None:
+        self.checkpointer.load()
+
+    # ---- training --------------------------------------------------------------------------------------------
+
+    def train(self) -> TrainResult:
+        """Train to `training.steps` in all, or until the data ends or a signal asks to stop.
+
+        Raises:
+            CheckpointError: the last save failed; older checkpoints are intact.
+        """
+        if self.state.step >= self.config.training.steps:
+            return TrainResult(self.state.step, "already_finished", self.run_folder.path, saved=True)
+        self.open_run_folder()
+        try:
+            with StopRequest() as stop, env.GarbageSchedule(self.config.training.gc_freq) as garbage:
+                reason = self.run_steps(stop, garbage)
+            return self.finish(reason)
+        finally:
+            self.metrics.close()
+            self.run_folder.close()
+
+    def open_run_folder(self) -> None:
+        """Take the folder for this run, alone, and record what the run is."""
+        self.environment.agree(lambda: self.run_folder.open() if self.environment.is_main else None)
+        if self.environment.is_main:
+            self.run_folder.write_resolved(dump_yaml(self.config), self.state.step)
+            self.tokenizer.save(self.run_folder.path / "tokenizer")
+        self.metrics.begin(self.state.step)
+
+    def run_steps(self, stop: StopRequest, garbage: env.GarbageSchedule) -> str:
+        """The training loop; returns why it ended."""
+        batches = iter(self.dataloader)
+        while self.state.step < self.config.training.steps:
+            fetched = self.training_step.fetch(batches)
+            agreed = self.training_step.agree(fetched, stop_wanted=stop.name is not None)
+            if fetched is None:
+                return "data_exhausted"
+            self.after_step(self.training_step.run(fetched, agreed.valid_tokens))
+            garbage.after_step(self.state.step)
+            # Only now: the batch that was fetched counts as seen.
+            if agreed.stop_wanted:
+                return stop.name or "a signal to another rank"
+        return "finished"
+
+    def after_step(self, result: StepResult) -> None:
+        """Count, record and, when it is time, save."""
+        self.state.step += 1
+        self.state.tokens_seen += result.tokens
+        step = self.state.step
+        self.metrics.record(
+            step,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            lr=result.lr,
+            tokens=result.tokens,
+            data_wait_seconds=result.data_wait_seconds,
+        )
+        if step == 1 + self.first_step:
+            self.environment.set_timeout(self.config.comm.train_timeout_seconds)
+        if not result.updated:
+            self.metrics.event("nonfinite_step_skipped", step=step, grad_norm=result.grad_norm)
+        if step < self.config.training.steps and self.checkpointer.should_save(step):
+            self.checkpointer.save(step)
+
+    def finish(self, reason: str) -> TrainResult:
+        """Save the end of the run and close its metrics."""
+        saved = self.checkpointer.save(self.state.step, force=True)
+        if reason != "finished":
+            self.metrics.event("stopped", step=self.state.step, reason=reason)
+        return TrainResult(self.state.step, reason, self.run_folder.path, saved)

@@ -1,0 +1,160 @@
+"""Start one process per rank with torch's elastic agent, as torchrun does, and forward signals to the ranks.
+
+In: a `Launch` (how many processes, on which node) and the arguments of `hp_trainer.train`. Out: the exit code of
+the run: 0, or that of the first rank that failed. The ranks end when this process dies, however it dies.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hp_protocols.errors import ConfigError, Fault
+
+PID_FOLDER = "HP_LAUNCH_PID_FOLDER"
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SHUTDOWN_SECONDS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How many processes run on how many machines; the defaults are one process, in place."""
+
+    nproc: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    rdzv_endpoint: str | None = None
+
+    @property
+    def world_size(self) -> int:
+        return self.nproc * self.nnodes
+
+    def faults(self) -> list[Fault]:
+        """What cannot be launched, by flag."""
+        found = []
+        if self.nproc < 1:
+            found.append(Fault("--nproc", f"{self.nproc} processes cannot run", allowed="at least 1"))
+        if self.nnodes < 1:
+            found.append(Fault("--nnodes", f"{self.nnodes} machines cannot run", allowed="at least 1"))
+        elif not 0 <= self.node_rank < self.nnodes:
+            found.append(Fault("--node-rank", f"{self.node_rank} is no rank", allowed=f"0 to {self.nnodes - 1}"))
+        if self.nnodes > 1 and not self.rdzv_endpoint:
+            hint = "give the address and a free port of machine 0: --rdzv-endpoint host:29500"
+            found.append(Fault("--rdzv-endpoint", "is needed with --nnodes above 1", hint=hint))
+        if inside_torchrun() and self != Launch():
+            hint = "leave --nproc and its siblings away, or start `hp train` itself without torchrun"
+            found.append(Fault("--nproc", "is refused inside torchrun, which has started the ranks", hint=hint))
+        return found
+
+
+def inside_torchrun() -> bool:
+    """Whether torchrun, or a launcher like it, has started this process as one of several ranks."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def run_ranks(launch: Launch, arguments: list[str]) -> int:
+    """Run `python -m hp_trainer.train <arguments>` on every rank of this machine; returns the exit code.
+
+    SIGTERM, SIGINT and SIGUSR1 are forwarded to the ranks, which save and end; a second SIGINT ends at once.
+
+    Raises:
+        ConfigError: the launch itself is impossible.
+    """
+    if found := launch.faults():
+        raise ConfigError(found)
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+
+    with tempfile.TemporaryDirectory(prefix="hp-launch-") as folder:
+        forwarder = _Forwarder(Path(folder))
+        os.environ[PID_FOLDER] = folder
+        previous = {number: signal.signal(number, forwarder) for number in STOP_SIGNALS}
+        try:
+            elastic_launch(_elastic_config(launch), sys.executable)("-u", "-m", "hp_trainer.train", *arguments)
+            return 0
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            if forwarder.forced:
+                return 130
+            if failure.exitcode < 0:
+                name = signal.Signals(-failure.exitcode).name
+                print(f"hp train: rank {rank} was ended by {name}; the other ranks were stopped", file=sys.stderr)
+                return 1
+            if failure.exitcode != 2:
+                print(f"hp train: rank {rank} failed (its message is above)", file=sys.stderr)
+            return failure.exitcode
+        finally:
+            os.environ.pop(PID_FOLDER, None)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def _elastic_config(launch: Launch) -> Any:
+    from torch.distributed.launcher.api import LaunchConfig
+
+    one_machine = launch.nnodes == 1
+    return LaunchConfig(
+        min_nodes=launch.nnodes,
+        max_nodes=launch.nnodes,
+        nproc_per_node=launch.nproc,
+        run_id=f"hp-{os.getpid()}" if one_machine else "hp",
+        rdzv_backend="c10d" if one_machine else "static",
+        rdzv_endpoint="127.0.0.1:0" if one_machine else str(launch.rdzv_endpoint),
+        rdzv_configs={} if one_machine else {"rank": launch.node_rank},
+        local_addr="127.0.0.1" if one_machine else None,
+        max_restarts=0,
+        # Ours forwards to the ranks, which save before they end; the agent's would stop them after 30 s.
+        signals_to_handle="SIGHUP",
+        shutdown_timeout=SHUTDOWN_SECONDS,
+    )
+
+
+class _Forwarder:
+    """A signal handler of the launching process: hands the signal on to the ranks that have said their pid."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.interrupts = 0
+
+    @property
+    def forced(self) -> bool:
+        return self.interrupts > 1
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.interrupts += number == signal.SIGINT
+        pids = [int(path.name) for path in self.folder.iterdir()]
+        if not pids:
+            raise SystemExit(f"hp train: {signal.Signals(number).name} before the ranks had started; nothing was run")
+        # A second Ctrl-C ends at once. The first one reaches the ranks from the terminal as well: they count
+        # signals that come within a second as one.
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL if self.forced else number)
+            except ProcessLookupError:
+                continue  # that rank has ended by itself
+
+
+def announce_rank() -> None:
+    """Called by a rank as it starts: makes its pid known to the launcher, and ends it when its parent dies."""
+    folder = os.environ.get(PID_FOLDER)
+    if folder:
+        (Path(folder) / str(os.getpid())).touch()
+    if inside_torchrun():
+        parent = os.getppid()
+        threading.Thread(target=_end_with, args=(parent,), name="hp-parent-watch", daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """A launcher that was killed cannot stop its ranks; left alone they would train on and hold the run folder."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.write(2, f"hp train: the launcher (pid {parent}) is gone; this rank ends\n".encode())
+    os._exit(1)

@@ -1,0 +1,89 @@
+"""From a model's config to a sharded, initialised module: meta device, parallelise, allocate, initialise.
+
+In: the trainer's config, the environment, a seed. Out: a `BuiltModel`. Parameters are the same for every layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from hp_protocols import BaseModel
+from hp_protocols.errors import ConfigError, Fault
+
+from hp_trainer.environment import Environment
+
+if TYPE_CHECKING:
+    from hp_trainer.hyper_trainer import HyperTrainer
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltModel:
+    """The module to train, the number of its parameters and its floating-point operations per token (forward and
+    backward)."""
+
+    module: torch.nn.Module
+    parameters: int
+    flops_per_token: int
+
+
+def check_vocabulary(config: HyperTrainer.Config, tokenizer_vocab_size: int) -> None:
+    """Every id of the tokenizer needs a row in the model's embedding.
+
+    Raises:
+        ConfigError: the tokenizer has more ids than the model.
+    """
+    rows = getattr(config.model_spec.model, "vocab_size", None)
+    if rows is not None and tokenizer_vocab_size > rows:
+        raise ConfigError(
+            Fault(
+                "tokenizer",
+                f"has {tokenizer_vocab_size} ids, the model {config.model_spec.name}/{config.model_spec.flavor} "
+                f"has {rows} rows in its embedding",
+                allowed=f"at most {rows} ids",
+                hint="use another flavour of the model or a smaller tokenizer (--tokenizer.vocab_size)",
+            )
+        )
+
+
+def build_model(config: HyperTrainer.Config, environment: Environment, seed: int) -> BuiltModel:
+    """Build the model of `config.model_spec` on this rank.
+
+    Raises:
+        RuntimeError: a submodule does not follow the Module protocol.
+        ConfigError: the model cannot be built or sharded with these options.
+    """
+    spec, platform = config.model_spec, environment.platform
+    model_config = spec.model
+    if model_config is None:
+        raise ConfigError(
+            Fault("model_spec", f"{spec.name} has no model config (ModelSpec v1); HyperTrainer builds v2 models only")
+        )
+    model_config.update_from_config(trainer_config=config)
+    with platform.init_on_device("meta"), default_dtype(platform.dtype_map[config.training.dtype]):
+        model: BaseModel = model_config.build()
+    model.verify_module_protocol()
+    parameters, flops = model_config.get_nparams_and_flops(model, config.training.seq_len)
+    module = spec.parallelize_fn(model, parallel_dims=environment.parallel_dims, trainer_config=config)
+    # Offloaded shards live in host memory; FSDP moves them to the device when it gathers.
+    home = torch.device("cpu") if config.training.enable_cpu_offload else environment.device
+    module.to_empty(device=home)
+    with torch.no_grad():
+        model.init_states(buffer_device=environment.device, seed=seed)
+    module.train()
+    return BuiltModel(module, parameters, flops)
+
+
+class default_dtype:
+    """While entered, new floating-point parameters have this type."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def __enter__(self) -> None:
+        self.before = torch.get_default_dtype()
+        torch.set_default_dtype(self.dtype)
+
+    def __exit__(self, *exception: object) -> None:
+        torch.set_default_dtype(self.before)

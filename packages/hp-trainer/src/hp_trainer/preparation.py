@@ -1,0 +1,48 @@
+"""What is done once before the ranks start: read and check the configuration, fill the caches.
+
+In: arguments of `hp train`. Out: a checked config whose run folder is chosen; tokenizer and tokens in the cache.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hp_config import ConfigManager, validate_config
+
+from hp_trainer.run_folder import default_run_folder
+
+if TYPE_CHECKING:
+    from hp_trainer.hyper_trainer import HyperTrainer
+
+
+def load_config(arguments: list[str], world_size: int) -> HyperTrainer.Config:
+    """The checked config of these arguments.
+
+    Raises:
+        ConfigError: every mistake in them, and in the layout for this many processes.
+    """
+    config = ConfigManager().parse_args(arguments)
+    validate_config(config, world_size=world_size)
+    return config
+
+
+def prepare(config: HyperTrainer.Config) -> None:
+    """Choose the run folder, train or load the tokenizer and tokenize the text, so that the ranks find all of it.
+
+    Raises:
+        ConfigError: the data or the tokenizer cannot be used.
+    """
+    from hp_trainer.model_building import check_vocabulary
+
+    if config.dump_folder is None:
+        config.dump_folder = str(default_run_folder(config.recipe.rpartition(".")[2] or "run"))
+    tokenizer = config.tokenizer.build(corpus=config.dataloader.corpus())
+    check_vocabulary(config, tokenizer.vocab_size)
+    config.dataloader.build(
+        tokenizer=tokenizer,
+        seq_len=config.training.seq_len,
+        local_batch_size=config.training.local_batch_size,
+        dp_rank=0,
+        dp_world_size=1,
+        seed=0,
+    )

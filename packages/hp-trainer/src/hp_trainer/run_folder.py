@@ -1,0 +1,64 @@
+"""The folder of a run: where it is, that only one run uses it, and the resolved configuration in it.
+
+In: `dump_folder` of the config. Out: a `RunFolder`; nothing is written before `open()`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+
+from hp_components import RunLock
+
+RESOLVED = "resolved.yaml"
+
+
+def default_run_folder(recipe: str) -> Path:
+    """A new folder for a run that named none: outputs/<recipe>/<date-time>."""
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    folder = Path("outputs") / recipe / stamp
+    number = 2
+    while folder.exists():
+        folder = folder.with_name(f"{stamp}-{number}")
+        number += 1
+    return folder
+
+
+class RunFolder:
+    """One run's folder. Only rank 0 opens it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: RunLock | None = None
+
+    def open(self) -> None:
+        """Create the folder if need be and hold it for this run.
+
+        Raises:
+            ConfigError: another run holds it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = RunLock(self.path)
+        self._lock.acquire()
+
+    def write_resolved(self, text: str, step: int) -> None:
+        """Save the configuration that this run really uses; an older, different one is kept beside it."""
+        target = self.path / RESOLVED
+        if target.exists():
+            before = target.read_text()
+            if before == text:
+                return
+            target.rename(self._free_name(f"resolved.before-step-{step + 1}"))
+        partial = target.with_suffix(".partial")
+        partial.write_text(text)
+        os.replace(partial, target)
+
+    def _free_name(self, stem: str) -> Path:
+        names = (self.path / f"{stem}{suffix}.yaml" for suffix in ["", *(f".{n}" for n in range(2, 1000))])
+        return next(name for name in names if not name.exists())
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None

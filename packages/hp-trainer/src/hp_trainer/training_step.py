@@ -1,0 +1,114 @@
+"""One optimizer step: micro-batches, loss over the global number of tokens, clipping, update (M51).
+
+In: batches of a rank. Out: a `StepResult` with numbers that are the same on every rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hp_components import CrossEntropyLoss, LRSchedulersContainer, OptimizersContainer
+from hp_protocols.distributed import clip_grad_norm_
+
+from hp_trainer.environment import Environment
+
+Batch = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step did, over all ranks. `loss` is per valid token; `tokens` counts the tokens of the batch."""
+
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens: int
+    data_wait_seconds: float
+    updated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The micro-batches of one step and the seconds that were waited for them."""
+
+    micro_batches: list[Batch]
+    wait_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What all ranks know alike before a step."""
+
+    valid_tokens: int
+    stop_wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """Everything a step needs; calling `run` performs one."""
+
+    environment: Environment
+    model: torch.nn.Module
+    loss_fn: CrossEntropyLoss
+    optimizer: OptimizersContainer
+    lr_scheduler: LRSchedulersContainer
+    max_norm: float
+    micro_batches: int
+
+    def fetch(self, batches: Iterator[Batch]) -> Fetched | None:
+        """The micro-batches of one step on this rank's device; None when the data has ended."""
+        started = time.perf_counter()
+        fetched: list[Batch] = []
+        for batch in itertools.islice(batches, self.micro_batches):
+            fetched.append({name: value.to(self.environment.device) for name, value in batch.items()})
+        return Fetched(fetched, time.perf_counter() - started) if fetched else None
+
+    def agree(self, fetched: Fetched | None, *, stop_wanted: bool) -> Agreement:
+        """One exchange before each step: valid tokens over all ranks and micro-batches, and whether to stop after it.
+
+        Raises:
+            RuntimeError: some ranks have data left and others have none.
+        """
+        environment = self.environment
+        labels = [] if fetched is None else [batch["labels"] for batch in fetched.micro_batches]
+        valid = sum(self.loss_fn.count_tokens(label) for label in labels)
+        sums = torch.stack([torch.as_tensor(valid), torch.tensor(int(stop_wanted)), torch.tensor(int(not labels))])
+        valid, stops, empty = environment.sum_over_world(sums.to(environment.device)).tolist()
+        if empty not in (0, environment.world_size):
+            raise RuntimeError(f"{empty} of {environment.world_size} ranks have no data left; the others have")
+        # Ranks that share a sequence count the same tokens.
+        return Agreement(valid // environment.ranks_per_batch, stops > 0)
+
+    def run(self, fetched: Fetched, valid_tokens: int) -> StepResult:
+        """Forward, backward, clip and update. `valid_tokens` is the count over all ranks and micro-batches."""
+        environment = self.environment
+        lr = self.lr_scheduler.get_last_lr()[0]
+        loss_sum = torch.zeros((), device=environment.device)
+        for batch in fetched.micro_batches:
+            loss_sum += self._backward(batch, max(valid_tokens, 1))
+        grad_norm = clip_grad_norm_(self.model.parameters(), self.max_norm)
+        loss = environment.sum_over_data(loss_sum).item()
+        norm = grad_norm.item()
+        # Both numbers are the same on every rank, so all ranks decide alike without asking each other.
+        updated = math.isfinite(loss) and math.isfinite(norm)
+        if updated:
+            self.optimizer.step()
+        self.lr_scheduler.step()
+        self.optimizer.zero_grad()
+        tokens = sum(batch["input"].numel() for batch in fetched.micro_batches) * environment.dp_degree
+        return StepResult(loss, norm, lr, tokens, fetched.wait_seconds, updated)
+
+    def _backward(self, batch: Batch, valid_tokens: int) -> torch.Tensor:
+        """Gradients of one micro-batch, added to those of the earlier ones; its share of the loss, detached."""
+        logits_BSV: Any = self.model(batch["input"])
+        loss = self.loss_fn(logits_BSV, batch["labels"]) / valid_tokens
+        # Freed before the backward pass: the logits are the largest activation, and autograd keeps what it needs.
+        del logits_BSV
+        loss.backward()
+        return loss.detach()
