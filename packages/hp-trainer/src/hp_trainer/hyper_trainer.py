@@ -38,7 +38,9 @@ from hp_config import (
 from hp_protocols import Configurable, ModelSpec
 from hp_protocols.errors import ConfigError
 
+from hp_components.data import build_tokenizer
 from hp_trainer import environment as env
+from hp_trainer._torch_compat import set_collective_timeout
 from hp_trainer.model_building import build_model, check_vocabulary
 from hp_trainer.run_folder import RunFolder, default_run_folder
 from hp_trainer.signals import StopRequest
@@ -133,9 +135,11 @@ class HyperTrainer(Configurable):
         self.environment.platform.manual_seed(self.seed)
 
     def build_tokenizer(self) -> None:
-        corpus = self.config.dataloader.corpus()
-        self.tokenizer: BaseTokenizer = self.environment.main_first(lambda: self.config.tokenizer.build(corpus=corpus))
-        check_vocabulary(self.config, self.tokenizer.vocab_size)
+        config = self.config
+        self.tokenizer: BaseTokenizer = self.environment.main_first(
+            lambda: build_tokenizer(config.tokenizer, config.dataloader)
+        )
+        check_vocabulary(config, self.tokenizer.vocab_size)
 
     def build_dataloader(self) -> None:
         environment, training = self.environment, self.config.training
@@ -165,7 +169,9 @@ class HyperTrainer(Configurable):
 
     def build_training_step(self) -> None:
         training, dp = self.config.training, self.environment.dp_degree
-        global_batch = training.local_batch_size * dp if training.global_batch_size == -1 else training.global_batch_size
+        global_batch = (
+            training.local_batch_size * dp if training.global_batch_size == -1 else training.global_batch_size
+        )
         self.training_step = TrainingStep(
             environment=self.environment,
             model=self.model.module,
@@ -183,6 +189,8 @@ class HyperTrainer(Configurable):
             rank=self.environment.rank,
             flops_per_token=self.model.flops_per_token,
             world_size=self.environment.world_size,
+            compute_dtype=self.config.training.mixed_precision_param,
+            title=self.config.recipe.rpartition(".")[2],
         )
 
     def build_checkpointer(self) -> None:
@@ -200,6 +208,7 @@ class HyperTrainer(Configurable):
 
     def load_checkpoint(self) -> None:
         self.checkpointer.load()
+        self.first_step = self.state.step
 
     # ---- training --------------------------------------------------------------------------------------------
 
@@ -254,18 +263,24 @@ class HyperTrainer(Configurable):
             grad_norm=result.grad_norm,
             lr=result.lr,
             tokens=result.tokens,
-            data_wait_seconds=result.data_wait_seconds,
+            data_wait_s=result.data_wait_seconds,
         )
-        if step == 1 + self.first_step:
-            self.environment.set_timeout(self.config.comm.train_timeout_seconds)
+        if step == self.first_step + 1:
+            # Compilation and lazy start-up are over; a rank that is late from here on is late for another reason.
+            set_collective_timeout(timedelta(seconds=self.config.comm.train_timeout_seconds))
         if not result.updated:
-            self.metrics.event("nonfinite_step_skipped", step=step, grad_norm=result.grad_norm)
+            self.metrics.event("update_skipped", reason="the loss or the gradient norm is not finite")
         if step < self.config.training.steps and self.checkpointer.should_save(step):
             self.checkpointer.save(step)
+
+    def close(self) -> None:
+        """Leave the process group. The trainer is of no use afterwards."""
+        self.environment.platform.destroy_process_group()
 
     def finish(self, reason: str) -> TrainResult:
         """Save the end of the run and close its metrics."""
         saved = self.checkpointer.save(self.state.step, force=True)
         if reason != "finished":
-            self.metrics.event("stopped", step=self.state.step, reason=reason)
+            self.metrics.event("stopped", reason=reason)
+        self.metrics.close(finished=reason == "data_exhausted")
         return TrainResult(self.state.step, reason, self.run_folder.path, saved)

@@ -32,17 +32,11 @@ def prepare(config: HyperTrainer.Config) -> None:
     Raises:
         ConfigError: the data or the tokenizer cannot be used.
     """
+    from hp_components.data import prepare as prepare_data
+
     from hp_trainer.model_building import check_vocabulary
 
     if config.dump_folder is None:
         config.dump_folder = str(default_run_folder(config.recipe.rpartition(".")[2] or "run"))
-    tokenizer = config.tokenizer.build(corpus=config.dataloader.corpus())
+    tokenizer = prepare_data(config.tokenizer, config.dataloader)
     check_vocabulary(config, tokenizer.vocab_size)
-    config.dataloader.build(
-        tokenizer=tokenizer,
-        seq_len=config.training.seq_len,
-        local_batch_size=config.training.local_batch_size,
-        dp_rank=0,
-        dp_world_size=1,
-        seed=0,
-    )

@@ -9,6 +9,7 @@ import datetime
 import os
 from pathlib import Path
 
+import yaml
 from hp_components import RunLock
 
 RESOLVED = "resolved.yaml"
@@ -38,7 +39,6 @@ class RunFolder:
         Raises:
             ConfigError: another run holds it.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
         self._lock = RunLock(self.path)
         self._lock.acquire()
 
@@ -53,6 +53,13 @@ class RunFolder:
         partial = target.with_suffix(".partial")
         partial.write_text(text)
         os.replace(partial, target)
+
+    def recorded_seed(self) -> int | None:
+        """The seed of the run that this folder holds, if it holds one."""
+        resolved = self.path / RESOLVED
+        if not resolved.exists():
+            return None
+        return yaml.safe_load(resolved.read_text())["trainer"]["debug"]["seed"]
 
     def _free_name(self, stem: str) -> Path:
         names = (self.path / f"{stem}{suffix}.yaml" for suffix in ["", *(f".{n}" for n in range(2, 1000))])

@@ -51,7 +51,10 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         near = nearest(name, COMMANDS)
         hint = f"; did you mean `hp {near}`?" if near else ""
-        print(f"hp: there is no command {name!r}{hint}\ncommands: {', '.join(COMMANDS)} (see `hp --help`)", file=sys.stderr)
+        print(
+            f"hp: there is no command {name!r}{hint}\ncommands: {', '.join(COMMANDS)} (see `hp --help`)",
+            file=sys.stderr,
+        )
         return 2
     run: Callable[[list[str]], int] = import_module(COMMANDS[name][0]).main
     return run(rest)

@@ -40,9 +40,12 @@ def opening(trainer: HyperTrainer) -> str:
     return "\n".join(lines)
 
 
-def closing(result: TrainResult, launch: Launch, *, default_text: bool, recipe_flags: str) -> str:
+def closing(trainer: HyperTrainer, result: TrainResult, launch: Launch) -> str:
     """How the run ended, where everything is, and what to try next."""
     folder = result.run_folder
+    module, _, recipe = trainer.config.recipe.partition(".")
+    start = f"hp train --module {module} --config {recipe}"
+    own_text = getattr(trainer.config.dataloader, "dataset_path", None) is not None
     resume = f"hp train {folder / 'resolved.yaml'}" + (f" --nproc {launch.nproc}" if launch.nproc > 1 else "")
     if result.reason == "already_finished":
         return (
@@ -67,9 +70,9 @@ def closing(result: TrainResult, launch: Launch, *, default_text: bool, recipe_f
     if result.reason == "finished":
         lines += [
             "Try next:",
-            f"  longer         hp train {recipe_flags} --training.steps {result.step * 4}",
-            *([f"  your own text  hp train {recipe_flags} --dataloader.dataset_path my_folder"] if default_text else []),
-            *([f"  2 processes    hp train {recipe_flags} --nproc 2"] if launch.nproc == 1 else []),
+            f"  longer         {start} --training.steps {result.step * 4}",
+            *([] if own_text else [f"  your own text  {start} --dataloader.dataset_path my_folder"]),
+            *([f"  2 processes    {start} --nproc 2"] if launch.nproc == 1 else []),
             f"  go on          {resume} --training.steps {result.step * 2}",
         ]
     elif result.saved:
