@@ -1,3 +1,69 @@
-"""Optimizer, schedule, loss, tokenizer, data, checkpoint and metrics components of hyper-parallel."""
+"""The parts of a training run, each built from its own Config: optimizer, schedule, loss, data, checkpoint, metrics.
 
-__version__ = "0.1.0"
+In: configs and the runtime objects each part works on (model, tokenizer, run folder). Out: the parts, ready to
+use. Names below are imported on first use, so that importing this package loads neither torch nor matplotlib.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .checkpoint import CheckpointError, CheckpointManager, RunLock
+    from .data import BaseDataLoader, DummyDataLoader, TextDataLoader
+    from .loss import BaseLoss, CrossEntropyLoss
+    from .lr_scheduler import LRSchedulersContainer
+    from .metrics import MetricsProcessor
+    from .optimizer import OptimizersContainer
+    from .tokenizer import BaseTokenizer, CorpusTokenizer, HuggingFaceTokenizer
+
+__all__ = [
+    "BaseDataLoader",
+    "BaseLoss",
+    "BaseTokenizer",
+    "CheckpointError",
+    "CheckpointManager",
+    "CorpusTokenizer",
+    "CrossEntropyLoss",
+    "DummyDataLoader",
+    "HuggingFaceTokenizer",
+    "LRSchedulersContainer",
+    "MetricsProcessor",
+    "OptimizersContainer",
+    "RunLock",
+    "TextDataLoader",
+]
+
+_HOME = {
+    "BaseDataLoader": "data",
+    "BaseLoss": "loss",
+    "BaseTokenizer": "tokenizer",
+    "CheckpointError": "checkpoint",
+    "CheckpointManager": "checkpoint",
+    "CorpusTokenizer": "tokenizer",
+    "CrossEntropyLoss": "loss",
+    "DummyDataLoader": "data",
+    "HuggingFaceTokenizer": "tokenizer",
+    "LRSchedulersContainer": "lr_scheduler",
+    "MetricsProcessor": "metrics",
+    "OptimizersContainer": "optimizer",
+    "RunLock": "checkpoint",
+    "TextDataLoader": "data",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("hp-components")
+    if name in _HOME:
+        value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

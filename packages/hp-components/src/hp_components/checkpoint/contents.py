@@ -1,0 +1,125 @@
+"""What a checkpoint holds, as torch.distributed.checkpoint sees it, and whether it fits what is to be loaded.
+
+In: model parts, optimizers, other states. Out: a state dict of `model.*` and `optimizer.*` (tensors, resharded
+on load), `states.*` and `rng.*` (opaque), and a list of everything that does not fit.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+
+from hp_protocols.errors import Fault
+
+__all__ = ["ModelParts", "compare", "pack", "unpack"]
+
+logger = logging.getLogger(__name__)
+
+_SHOWN = 8
+
+
+class ModelParts:
+    """The parts of one model as a single state under canonical names, without the wrappers' infixes."""
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        self.parts = list(parts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters and persistent buffers: the live tensors, not copies."""
+        merged: dict[str, Any] = {}
+        for part in self.parts:
+            state = get_model_state_dict(part)
+            if twice := merged.keys() & state.keys():
+                raise ValueError(f"two model parts have the same parameter names: {sorted(twice)[:3]}")
+            merged.update(state)
+        return merged
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Copy the values into the parts."""
+        for part in self.parts:
+            own = get_model_state_dict(part).keys()
+            set_model_state_dict(part, {name: state_dict[name] for name in own})
+
+
+def pack(name: str, state: Any) -> bytes:
+    """A state as opaque bytes, which load without running code.
+
+    torch.distributed.checkpoint looks into dicts and lists and then demands the same structure on load; the
+    state of a dataloader may well have changed its structure.
+
+    Raises:
+        TypeError: the state holds more than tensors, numbers, strings, bytes and containers of these.
+    """
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    packed = buffer.getvalue()
+    try:
+        unpack(packed)
+    except Exception as error:
+        raise TypeError(
+            f"the state {name!r} cannot be saved: a checkpoint holds tensors, numbers, strings, bytes and "
+            f"containers of these; torch says: {error}"
+        ) from error
+    return packed
+
+
+def unpack(packed: bytes) -> Any:
+    """The state that `pack` was given; tensors on the cpu."""
+    return torch.load(io.BytesIO(packed), map_location="cpu", weights_only=True)
+
+
+def compare(
+    wanted: Mapping[str, Any], everywhere: Set[str], metadata: Metadata, where: str, prefixes: tuple[str, ...]
+) -> list[Fault]:
+    """Compare what is to be loaded with what the checkpoint holds, without reading tensors.
+
+    Args:
+        wanted: this rank's flat state dict.
+        everywhere: the names that any rank wants.
+        metadata: the checkpoint's.
+        where: the checkpoint, for the faults.
+        prefixes: the parts to compare (`model.`, `optimizer.`); within them nothing may be missing or left over.
+
+    Returns:
+        One fault each for missing, left-over and misshapen names.
+    """
+    saved = metadata.state_dict_metadata
+    missing = [name for name in wanted if name not in saved and name.startswith(prefixes)]
+    misshapen, converted = [], []
+    for name, value in wanted.items():
+        entry = saved.get(name)
+        if not isinstance(value, torch.Tensor) or not isinstance(entry, TensorStorageMetadata):
+            continue
+        if tuple(entry.size) != tuple(value.shape):
+            misshapen.append(f"{name} (checkpoint {tuple(entry.size)}, here {tuple(value.shape)})")
+        elif entry.properties.dtype != value.dtype:
+            converted.append(f"{name} ({entry.properties.dtype} → {value.dtype})")
+    extra = [name for name in saved if name.startswith(prefixes) and name not in everywhere]
+    if converted:
+        logger.warning("%s: %d tensors are converted on load: %s", where, len(converted), _listed(converted))
+    return [
+        Fault(where, f"{len(names)} {problem}: {_listed(names)}", hint=_HINT)
+        for names, problem in (
+            (missing, "names of this run are missing in the checkpoint"),
+            (extra, "names in the checkpoint are unknown to this run"),
+            (misshapen, "tensors have another shape"),
+        )
+        if names
+    ]
+
+
+_HINT = (
+    "resume with the model and optimizer that saved it (resolved.yaml in the run folder), or use a new --dump_folder"
+)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

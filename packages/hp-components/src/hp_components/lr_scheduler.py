@@ -1,0 +1,208 @@
+"""The learning rate as a closed formula of the step, so that a resumed run has exactly the rate it would have had.
+
+In: an OptimizersContainer and the number of training steps. Out: a container that sets every parameter group's
+rate: linear warmup, an optional plateau, then decay to the minimum (M31).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hp_protocols.configurable import Configurable
+from hp_protocols.errors import ConfigError, Fault
+
+from .optimizer import OptimizersContainer
+
+__all__ = ["LRSchedulersContainer"]
+
+logger = logging.getLogger(__name__)
+
+DecayType = Literal["cosine", "linear", "sqrt", "constant"]
+
+# What remains of the distance to the minimum when `progress` (0 to 1) of the decay is done.
+_REMAINING: dict[str, Callable[[float], float]] = {
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+    "linear": lambda progress: 1.0 - progress,
+    "sqrt": lambda progress: 1.0 - math.sqrt(progress),
+    "constant": lambda progress: 1.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The formula: `factor(step)` of the base rate, for steps counted from 0.
+
+    The first step of a warmup of W has 1/W of the rate, step W the whole; the minimum is reached at `total_steps`,
+    one step behind the last, so that no step of the run is trained at a rate of 0.
+    """
+
+    total_steps: int
+    warmup_steps: int
+    decay_steps: int
+    decay_type: DecayType
+
+    def factor(self, step: int, floor: float) -> float:
+        """The factor at `step`; `floor` is the factor to which it decays."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        done = step - (self.total_steps - self.decay_steps)
+        if done <= 0:
+            return 1.0
+        progress = min(done / self.decay_steps, 1.0)
+        return floor + (1.0 - floor) * _REMAINING[self.decay_type](progress)
+
+
+class LRSchedulersContainer(Configurable):
+    """Sets the learning rate of every parameter group, in all optimizers, from one step counter.
+
+    The rate for the first step is set at construction; `step()` after each optimizer step sets the next.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        warmup_steps: int = 200
+        """Steps over which the rate grows linearly to its full value; clamped to the total (and logged)."""
+
+        total_steps: int | None = None
+        """Steps of the whole schedule, if not those of the run."""
+
+        decay_ratio: float | None = None
+        """Share of the total over which the rate decays, after a plateau at the full rate (warmup-stable-decay).
+        None: it decays from the end of the warmup on."""
+
+        decay_type: DecayType = "cosine"
+        """Shape of the decay; `constant` keeps the full rate."""
+
+        min_lr_factor: float = 0.0
+        """The rate decays to this share of each group's own rate."""
+
+        lr_min: float | None = None
+        """The rate decays to this value, as an alternative to `min_lr_factor`."""
+
+        def faults(self, path: str) -> list[Fault]:
+            """Values that no schedule could have."""
+            faults = []
+            if self.warmup_steps < 0:
+                faults.append(Fault(f"{path}.warmup_steps", f"{self.warmup_steps} is negative", allowed="0 or more"))
+            if self.total_steps is not None and self.total_steps < 1:
+                faults.append(Fault(f"{path}.total_steps", f"{self.total_steps} is no length", allowed="at least 1"))
+            if self.decay_ratio is not None and not 0.0 <= self.decay_ratio <= 1.0:
+                faults.append(Fault(f"{path}.decay_ratio", f"{self.decay_ratio} is no share", allowed="0 to 1"))
+            if self.decay_type not in _REMAINING:
+                faults.append(
+                    Fault(f"{path}.decay_type", f"{self.decay_type!r} is unknown", allowed=", ".join(_REMAINING))
+                )
+            if not 0.0 <= self.min_lr_factor <= 1.0:
+                faults.append(Fault(f"{path}.min_lr_factor", f"{self.min_lr_factor} is no share", allowed="0 to 1"))
+            if self.lr_min is not None and not 0.0 <= self.lr_min < math.inf:
+                faults.append(Fault(f"{path}.lr_min", f"{self.lr_min} is no learning rate", allowed="0 or more"))
+            if self.lr_min is not None and self.min_lr_factor:
+                faults.append(
+                    Fault(
+                        f"{path}.lr_min",
+                        "given together with min_lr_factor, which says the same differently",
+                        hint="drop one of them",
+                    )
+                )
+            return faults
+
+    def __init__(self, config: Config, *, optimizers: OptimizersContainer, training_steps: int) -> None:
+        faults = config.faults("lr_scheduler")
+        if faults:
+            raise ConfigError(faults)
+        if training_steps < 1:
+            raise ValueError(f"training_steps={training_steps}: a schedule needs at least one step")
+        self.schedule = _schedule(config, config.total_steps or training_steps)
+        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self._base_lrs = [group["initial_lr"] for group in self._groups]
+        self._floors = [_floor(config, base_lr) for base_lr in self._base_lrs]
+        self._step = 0
+        self._apply()
+
+    def step(self) -> None:
+        """Go on to the next step's rate."""
+        self._step += 1
+        self._apply()
+
+    def get_last_lr(self) -> list[float]:
+        """The rate of each parameter group, as the next optimizer step will use it."""
+        return [group["lr"] for group in self._groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step, and the schedule it belongs to (to notice a changed one)."""
+        return {"step": self._step, "schedule": self._described(), "base_lrs": list(self._base_lrs)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue at the saved step. The schedule stays this run's; where the saved one differs, a line says so."""
+        saved, own = state_dict["schedule"], self._described()
+        for name in sorted(own.keys() | saved.keys()):
+            if saved.get(name) != own.get(name):
+                logger.warning(
+                    "learning-rate schedule: %s was %s when the checkpoint was saved and is %s now; "
+                    "this run goes on with %s",
+                    name,
+                    saved.get(name),
+                    own.get(name),
+                    own.get(name),
+                )
+        self._step = int(state_dict["step"])
+        self._apply()
+
+    def _described(self) -> dict[str, Any]:
+        schedule = self.schedule
+        return {
+            "total_steps": schedule.total_steps,
+            "warmup_steps": schedule.warmup_steps,
+            "decay_steps": schedule.decay_steps,
+            "decay_type": schedule.decay_type,
+            "floors": list(self._floors),
+        }
+
+    def _apply(self) -> None:
+        for group, base_lr, floor in zip(self._groups, self._base_lrs, self._floors, strict=True):
+            group["lr"] = base_lr * self.schedule.factor(self._step, floor)
+
+
+def _schedule(config: LRSchedulersContainer.Config, total_steps: int) -> Schedule:
+    """The phases in whole steps, clamped to the total."""
+    warmup_steps = config.warmup_steps
+    if warmup_steps > total_steps:
+        logger.warning(
+            "learning-rate schedule: warmup of %d steps is longer than the run of %d steps; it is clamped to %d",
+            warmup_steps,
+            total_steps,
+            total_steps,
+        )
+        warmup_steps = total_steps
+    decay_steps = total_steps - warmup_steps
+    if config.decay_ratio is not None:
+        wanted = round(total_steps * config.decay_ratio)
+        if wanted > decay_steps:
+            logger.warning(
+                "learning-rate schedule: warmup (%d) and decay (%d) are longer than the run of %d steps; "
+                "the decay is clamped to %d",
+                warmup_steps,
+                wanted,
+                total_steps,
+                decay_steps,
+            )
+        decay_steps = min(wanted, decay_steps)
+    return Schedule(total_steps, warmup_steps, decay_steps, config.decay_type)
+
+
+def _floor(config: LRSchedulersContainer.Config, base_lr: float) -> float:
+    if config.lr_min is None:
+        return config.min_lr_factor
+    if config.lr_min > base_lr:
+        raise ConfigError(
+            Fault(
+                "lr_scheduler.lr_min",
+                f"{config.lr_min} is above the learning rate {base_lr}",
+                allowed=f"0 to {base_lr}",
+            )
+        )
+    return config.lr_min / base_lr if base_lr else 0.0

@@ -1,0 +1,27 @@
+"""What a run reports: the console, `metrics.jsonl`, `loss.png`.
+
+In: one call per step with numbers already reduced over ranks. Out: a readable line per log interval, one JSON
+object per log step, and a picture of the loss at the end.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .jsonl import read_records
+    from .plot import plot_loss
+    from .processor import MetricsProcessor
+
+__all__ = ["MetricsProcessor", "plot_loss", "read_records"]
+
+_HOME = {"MetricsProcessor": "processor", "plot_loss": "plot", "read_records": "jsonl"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
