@@ -23,12 +23,13 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from hp_protocols.platform import get_platform
 
 __all__ = ["WorldError", "WorldTimeout", "run_world"]
 
@@ -36,7 +37,8 @@ __all__ = ["WorldError", "WorldTimeout", "run_world"]
 _GRACE_SECONDS = 3.0
 # The signal that makes a rank write its stacks into its log.
 _STACK_SIGNAL = signal.SIGUSR1
-_PRELOAD = ["torch", "torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor", __name__]
+# Imported once, by the fork server, and shared by every rank of every world.
+_PRELOAD = ["torch", "hp_protocols.platform.torch_backend", "hp_protocols.distributed", __name__]
 
 
 class WorldError(RuntimeError):
@@ -157,7 +159,7 @@ def run_world(
     function, arguments = _Function.of(fn), pickle.dumps(args)
     environment = {**os.environ, **(env or {})}
     deadline = time.monotonic() + timeout
-    with tempfile.TemporaryDirectory(prefix="hp-world-") as folder, _store_port(world_size) as port:
+    with tempfile.TemporaryDirectory(prefix="hp-world-") as folder, _store_port() as port:
         tasks = [
             _Task(
                 rank, world_size, port, function, arguments, environment, init_process_group, timeout,
@@ -209,11 +211,9 @@ def _fork_server_environment(context: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _store_port(world_size: int) -> Iterator[int]:
+def _store_port() -> Iterator[int]:
     """The port of a store in this process: the system picks it while binding, so nobody can take it in between."""
-    import torch.distributed as dist
-
-    store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    store = get_platform().host_store()
     yield store.port
 
 
@@ -319,19 +319,16 @@ def _call(task: _Task) -> Any:
     if loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback.pop())
 
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
+    platform = get_platform()
+    platform.set_threads(1)
     fn = task.function.load()
     args = pickle.loads(task.arguments)
     if not task.init_process_group:
         return fn(task.rank, task.world_size, *args)
-    # Longer than the world's own limit, so that a hang is reported with stacks and not as a gloo error.
-    dist.init_process_group("gloo", timeout=timedelta(seconds=task.timeout + 60))
+    # Longer than the world's own limit, so that a hang is reported with stacks and not as an error of gloo.
+    platform.init_process_group(timeout=task.timeout + 60)
     result = fn(task.rank, task.world_size, *args)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    platform.destroy_process_group()
     return result
 
 

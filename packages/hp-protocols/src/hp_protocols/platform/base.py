@@ -6,7 +6,7 @@ In: nothing. Out: `Platform`, the list of all members with their meaning. Each m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, ClassVar, NoReturn
@@ -117,6 +117,10 @@ class Platform:
         """Start a new peak; nothing to do on the cpu."""
         self._refuse("reset_max_memory", Capability.DEVICES)
 
+    def set_threads(self, count: int) -> None:
+        """How many threads one operator may use on the cpu."""
+        self._refuse("set_threads", Capability.DEVICES)
+
     def init_on_device(self, device: Any) -> AbstractContextManager[Any]:
         """Within it, new tensors are made on `device`; `"meta"` gives shapes without memory."""
         self._refuse("init_on_device", Capability.INIT_ON_DEVICE)
@@ -165,6 +169,10 @@ class Platform:
         """
         self._refuse("init_process_group", Capability.COLLECTIVES)
 
+    def host_store(self) -> Any:
+        """The store of a world, served by this process on `port`, for ranks that it starts."""
+        self._refuse("host_store", Capability.COLLECTIVES)
+
     def destroy_process_group(self) -> None:
         """Leave the world; nothing to do without one."""
         self._refuse("destroy_process_group", Capability.COLLECTIVES)
@@ -205,7 +213,61 @@ class Platform:
         """The object of rank `src` of the group; objects are pickled."""
         self._refuse("broadcast_object", Capability.COLLECTIVES)
 
+    # Device meshes; every result shares the root of its source
+
+    def world_mesh(self, device: str | None = None) -> Any:
+        """All processes as one axis named `world`."""
+        self._refuse("world_mesh", Capability.DTENSOR)
+
+    def split_axis(self, mesh: Any, axis: str, sizes: Sequence[int], names: Sequence[str]) -> Any:
+        """The mesh with `axis` split into several, outermost first; the other axes keep their groups."""
+        self._refuse("split_axis", Capability.DTENSOR)
+
+    def join_axes(self, mesh: Any, axes: Sequence[str], name: str) -> Any:
+        """Neighbouring axes of the mesh as one axis."""
+        self._refuse("join_axes", Capability.DTENSOR)
+
+    def stack_meshes(self, meshes: Sequence[Any]) -> Any:
+        """Meshes of one root side by side as one mesh, on the groups they have."""
+        self._refuse("stack_meshes", Capability.DTENSOR)
+
+    def rename_axis(self, mesh: Any, name: str) -> Any:
+        """A one-axis mesh under another name, on the group it has; the result is a root of its own."""
+        self._refuse("rename_axis", Capability.DTENSOR)
+
     # Training
+
+    def is_data_parallel(self, module: Any) -> bool:
+        """Whether the module was sharded or replicated before."""
+        self._refuse("is_data_parallel", Capability.FSDP)
+
+    def shard_unit(
+        self,
+        unit: Sequence[Any],
+        *,
+        mesh: Any,
+        param_dtype: Any,
+        reduce_dtype: Any,
+        cast_forward_inputs: bool,
+        reshard_after_forward: bool | None,
+        cpu_offload: bool,
+        sum_gradients: bool,
+    ) -> None:
+        """Shard the modules' parameters as one unit of communication (`hp_protocols.distributed.apply_fsdp`)."""
+        self._refuse("shard_unit", Capability.FSDP)
+
+    def replicate_unit(
+        self,
+        unit: Sequence[Any],
+        *,
+        mesh: Any,
+        param_dtype: Any,
+        reduce_dtype: Any,
+        cast_forward_inputs: bool,
+        sum_gradients: bool,
+    ) -> None:
+        """Keep the modules' parameters whole and reduce their gradients as one unit (`apply_replicate`)."""
+        self._refuse("replicate_unit", Capability.FSDP)
 
     def clip_grad_norm_(
         self,
@@ -218,6 +280,33 @@ class Platform:
         """Scale gradients so that their global 2-norm is at most `max_norm`; returns the norm before that."""
         self._refuse("clip_grad_norm_", Capability.GRAD_CLIPPING)
 
-    def checkpoint_wrapper(self, module: Any, **options: Any) -> Any:
-        """A module that recomputes `module`'s activations in backward. `state_dict` keys do not change."""
+    def checkpoint_wrapper(
+        self,
+        module: Any,
+        *,
+        selective: bool = False,
+        preserve_rng_state: bool = True,
+        determinism_check: str = "default",
+        early_stop: bool = True,
+        debug: bool = False,
+    ) -> Any:
+        """A module that recomputes `module`'s activations in backward. `state_dict` keys do not change.
+
+        Args:
+            selective: keep the results that are costly to compute, recompute only the others.
+            preserve_rng_state: recompute under the random state of the first pass.
+            determinism_check: `default` compares shapes, dtypes and devices of both passes, `none` does not.
+            early_stop: end the recomputation when all that backward needs is there.
+            debug: record where operators were called; slow.
+        """
         self._refuse("checkpoint_wrapper", Capability.ACTIVATION_CHECKPOINT)
+
+    def compile_module(
+        self, module: Any, *, backend: str = "inductor", fullgraph: bool = True, dynamic: bool | None = None
+    ) -> None:
+        """Compile the module's forward in place, at its first call. `state_dict` keys do not change."""
+        self._refuse("compile_module", Capability.COMPILE)
+
+    def set_activation_memory_budget(self, budget: float) -> None:
+        """The share of activations that modules compiled from now on may keep: 0 recomputes all, 1 keeps all."""
+        self._refuse("set_activation_memory_budget", Capability.COMPILE)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from ...errors import ConfigError, Fault
+from hp_protocols.errors import ConfigError, Fault
 
 __all__ = ["TorchCollectives"]
 
@@ -49,6 +49,10 @@ class TorchCollectives:
         else:
             # A store in memory: no port, no file, no variable of the environment.
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
+
+    def host_store(self) -> dist.TCPStore:
+        # Port 0: the system picks a free one while binding, so nobody can take it in between.
+        return dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
 
     def destroy_process_group(self) -> None:
         if dist.is_initialized():

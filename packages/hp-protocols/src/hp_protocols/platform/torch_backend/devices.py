@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ...errors import ConfigError, Fault
+from hp_protocols.errors import ConfigError, Fault
 
 __all__ = ["DEVICE_VARIABLE", "TorchDevices"]
 
@@ -83,6 +83,9 @@ class TorchDevices:
     def reset_max_memory(self, device: str | None = None) -> None:
         if (module := self._accelerator(device)) is not None:
             module.reset_peak_memory_stats()
+
+    def set_threads(self, count: int) -> None:
+        torch.set_num_threads(count)
 
     def init_on_device(self, device: torch.device | str) -> AbstractContextManager[Any]:
         return torch.device(device)

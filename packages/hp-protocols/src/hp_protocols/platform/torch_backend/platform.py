@@ -1,12 +1,11 @@
 """torch behind the platform's door: its types as they are, its devices and collectives under our names.
 
-In: torch. Out: `TorchPlatform`, which offers every capability.
+In: torch. Out: `TorchPlatform`, which offers every capability; each noun has its own module beside this one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -14,16 +13,22 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 
-from ..base import Platform
-from ..capability import Capability
+from hp_protocols.platform.base import Platform
+from hp_protocols.platform.capability import Capability
+
 from .collectives import TorchCollectives
+from .data_parallel import TorchDataParallel
 from .devices import TorchDevices
-from .random import TorchRandom
+from .meshes import TorchMeshes
+from .modules import TorchModules
+from .rng import TorchRandom
 
 __all__ = ["TorchPlatform"]
 
 
-class TorchPlatform(TorchDevices, TorchRandom, TorchCollectives, Platform):
+class TorchPlatform(
+    TorchDevices, TorchRandom, TorchCollectives, TorchMeshes, TorchDataParallel, TorchModules, Platform
+):
     """The torch backend. Types are torch's own: `get_platform().Linear is torch.nn.Linear`."""
 
     name: ClassVar[str] = "torch"
@@ -60,20 +65,3 @@ class TorchPlatform(TorchDevices, TorchRandom, TorchCollectives, Platform):
         "uint8": torch.uint8,
         "bool": torch.bool,
     }
-
-    def clip_grad_norm_(
-        self,
-        parameters: Iterable[torch.Tensor],
-        max_norm: float,
-        *,
-        error_if_nonfinite: bool = False,
-        foreach: bool | None = None,
-    ) -> torch.Tensor:
-        from ...distributed.clip_grad import clip_grad_norm_
-
-        return clip_grad_norm_(parameters, max_norm, error_if_nonfinite=error_if_nonfinite, foreach=foreach)
-
-    def checkpoint_wrapper(self, module: nn.Module, **options: Any) -> nn.Module:
-        from ..._torch_compat import checkpoint_wrapper
-
-        return checkpoint_wrapper(module, **options)

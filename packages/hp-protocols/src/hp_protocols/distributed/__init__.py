@@ -1,0 +1,29 @@
+"""Parallelism of a model, in plain keyword values: meshes, data parallelism, recomputation, compilation, clipping.
+
+In: a model, a mesh, the modules that communicate or recompute together. Out: the same model, changed in place.
+Importing this package imports no backend.
+"""
+
+from __future__ import annotations
+
+from .activation_checkpoint import apply_ac
+from .clip_grad import clip_grad_norm_
+from .compile import apply_compile
+from .context_parallel import apply_cp
+from .fqn import canonical_fqn, canonical_named_parameters, canonical_state_dict
+from .fsdp import apply_fsdp
+from .parallel_dims import ParallelDims
+from .replicate import apply_replicate
+
+__all__ = [
+    "ParallelDims",
+    "apply_ac",
+    "apply_compile",
+    "apply_cp",
+    "apply_fsdp",
+    "apply_replicate",
+    "canonical_fqn",
+    "canonical_named_parameters",
+    "canonical_state_dict",
+    "clip_grad_norm_",
+]

@@ -1,0 +1,141 @@
+"""The private torch APIs that this package uses, all in one place, each with a presence check.
+
+In: the installed torch. Out: one function per API, under a public name. A torch that has moved one of them gets an
+ImportError that names the API and the version, where it is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = [
+    "checkpoint_wrapper",
+    "concatenate_meshes",
+    "costly_ops",
+    "flatten_mesh",
+    "matrix_products",
+    "replicate",
+    "set_activation_memory_budget",
+    "unflatten_mesh",
+]
+
+
+def _attribute(owner: Any, name: str, full_name: str) -> Any:
+    try:
+        return getattr(owner, name)
+    except AttributeError as error:
+        raise _missing(full_name) from error
+
+
+def _private(module: str, name: str) -> Any:
+    """`from module import name`, or an ImportError that says which torch lacks it."""
+    try:
+        owner = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise _missing(f"{module}.{name}") from error
+    return _attribute(owner, name, f"{module}.{name}")
+
+
+def _missing(full_name: str) -> ImportError:
+    return ImportError(
+        f"torch {torch.__version__} has no {full_name}, which hp-protocols needs; "
+        'install a supported torch: pip install "hp-protocols[torch]"'
+    )
+
+
+# Device meshes
+
+
+def unflatten_mesh(mesh: DeviceMesh, axis: str, sizes: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+    """The mesh with one axis split into several; the other axes keep their process groups."""
+    return _attribute(mesh, "_unflatten", "DeviceMesh._unflatten")(axis, sizes, names)
+
+
+def flatten_mesh(mesh: DeviceMesh, name: str) -> DeviceMesh:
+    """All axes of the mesh as one."""
+    return _attribute(mesh, "_flatten", "DeviceMesh._flatten")(name)
+
+
+def concatenate_meshes(meshes: list[DeviceMesh]) -> DeviceMesh:
+    """Meshes of one root side by side; no new process group."""
+    return _attribute(DeviceMesh, "_concatenate", "DeviceMesh._concatenate")(meshes)
+
+
+# Data parallelism
+
+
+def replicate(unit: Any, **options: Any) -> None:
+    """FSDP2's machinery without sharding: whole parameters, gradients all-reduced."""
+    _private("torch.distributed._composable.replicate_with_fsdp", "replicate")(unit, **options)
+
+
+# Activation checkpointing
+
+
+def checkpoint_wrapper(module: nn.Module, **options: Any) -> nn.Module:
+    """torch's module wrapper that recomputes activations in backward; non-reentrant."""
+    return _private("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "checkpoint_wrapper")(
+        module, **options
+    )
+
+
+def set_activation_memory_budget(budget: float) -> None:
+    """The share of activations that compiled modules may keep, from 0 (recompute all) to 1 (keep all)."""
+    config = importlib.import_module("torch._functorch.config")
+    _attribute(config, "activation_memory_budget", "torch._functorch.config.activation_memory_budget")
+    config.activation_memory_budget = budget  # type: ignore[attr-defined]
+
+
+@functools.cache
+def matrix_products() -> frozenset[Any]:
+    """The operators that a linear layer may run as."""
+    aten = torch.ops.aten
+    return frozenset({aten.mm.default, aten.addmm.default, aten.linear.default})
+
+
+@functools.cache
+def costly_ops() -> frozenset[Any]:
+    """Operators other than `matrix_products` whose results selective checkpointing keeps."""
+    return frozenset(
+        operator
+        for namespace, name, required in _COSTLY
+        if (operator := _operator(namespace, name, required)) is not None
+    )
+
+
+# namespace, operator, and whether every supported torch has it; the others come with a device or an extension.
+_COSTLY = [
+    ("aten", "bmm", True),
+    ("aten", "baddbmm", True),
+    ("aten", "convolution", True),
+    ("aten", "_scaled_dot_product_flash_attention", True),
+    ("aten", "_scaled_dot_product_efficient_attention", True),
+    ("aten", "_scaled_dot_product_cudnn_attention", True),
+    ("aten", "_scaled_dot_product_attention_math", True),
+    ("aten", "_scaled_dot_product_fused_attention_overrideable", True),
+    ("aten", "_scaled_dot_product_flash_attention_for_cpu", True),
+    # A tie in top-k may fall otherwise the second time, and would route a token to another expert.
+    ("aten", "topk", True),
+    ("_c10d_functional", "all_reduce", True),
+    ("_c10d_functional", "reduce_scatter_tensor", True),
+    ("_c10d_functional", "all_to_all_single", True),
+    ("higher_order", "flex_attention", True),
+    ("npu", "npu_fusion_attention", False),
+    ("npu", "npu_grouped_matmul", False),
+]
+
+
+def _operator(namespace: str, name: str, required: bool) -> Any:
+    space = getattr(torch.ops, namespace)
+    if not hasattr(space, name):
+        if required:
+            raise _missing(f"torch.ops.{namespace}.{name}")
+        return None
+    operator = getattr(space, name)
+    return getattr(operator, "default", operator)
