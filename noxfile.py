@@ -31,7 +31,7 @@ nox.options.sessions = ["ut"]
 
 @nox.session
 def train(session: nox.Session) -> None:
-    """Train the debug model on this machine's own text. Options go after --, e.g. `nox -s train -- --training.steps 50`."""
+    """Train the debug model on this machine's own text; options go after --, as in `nox -s train -- --nproc 2`."""
     install_everything(session)
     session.run("hp", "train", "--module", "qwen3_5_v2", "--config", "qwen3_5_v2_debugmodel", *session.posargs)
 
@@ -57,7 +57,7 @@ def ut(session: nox.Session, package: str) -> None:
 
 @nox.session
 def integration(session: nox.Session) -> None:
-    """Tests that need several packages or several processes: training runs, resume, the planted faults of `contracts`."""
+    """Tests over several packages and processes: training runs, resume, the planted faults of `contracts`."""
     install_everything(session)
     install(session, *test_requirements_of("integration"))
     session.run("python", "-m", "pytest", "tests_integration", *session.posargs, env=CLEAN)
@@ -65,7 +65,7 @@ def integration(session: nox.Session) -> None:
 
 @nox.session
 def align8(session: nox.Session) -> None:
-    """The alignment matrix on 8 processes: legacy, eager and graph, bit for bit (today: lists every cell as missing)."""
+    """The alignment matrix on 8 processes: legacy, eager, graph, bit for bit (today it lists the cells as missing)."""
     session.run("python", "tools/align8.py", *session.posargs)
 
 

@@ -31,7 +31,7 @@ def test_the_loss_falls_and_every_record_has_its_keys(hp: Hp) -> None:
     assert done.code == 0, done.text
     found = records(run)
     assert [record["step"] for record in found] == [1, 10, 20, 30, 40]
-    keys = "step time loss grad_norm lr tokens tokens_per_second memory_gib mfu data_wait".split()
+    keys = ["step", "time", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "memory_gib", "mfu", "data_wait"]
     assert all(set(record) == set(keys) for record in found)
     first, last = found[0]["loss"], found[-1]["loss"]
     # Before the first update the model knows nothing: the loss is that of a uniform guess.
@@ -64,7 +64,10 @@ def test_a_finished_run_says_so_and_trains_nothing(hp: Hp) -> None:
 
 def test_help_is_quick_and_does_not_import_torch(hp: Hp) -> None:
     for arguments in (["--help"], ["train", "--help"], ["list"], ["version"], ["config", "--help"]):
-        code = "import sys; from hp_trainer.cli import main; c = main(sys.argv[1:]); assert c == 0; assert 'torch' not in sys.modules"
+        code = (
+            "import sys; from hp_trainer.cli import main; assert main(sys.argv[1:]) == 0; "
+            "assert 'torch' not in sys.modules"
+        )
         subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True, cwd=hp.cwd)
     executable = Path(sys.executable).with_name("hp")
     seconds = []

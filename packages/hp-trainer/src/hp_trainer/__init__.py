@@ -19,7 +19,7 @@ _EXPORTS = {
     "TrainResult": "hp_trainer.hyper_trainer",
 }
 
-__all__ = ["HyperTrainer", "Launch", "TrainResult", "__version__"]  # noqa: F822 (resolved lazily)
+__all__ = ["HyperTrainer", "Launch", "TrainResult", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+
 from hp_protocols.distributed import ParallelDims
 from hp_protocols.errors import ConfigError, Fault
 from hp_protocols.platform import get_platform

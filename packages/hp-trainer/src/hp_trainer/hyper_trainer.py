@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-import torch
 from hp_components import (
     BaseDataLoader,
     BaseLoss,
@@ -25,6 +24,7 @@ from hp_components import (
     OptimizersContainer,
     TextDataLoader,
 )
+from hp_components.data import build_tokenizer
 from hp_config import (
     ActivationCheckpointConfig,
     CommConfig,
@@ -37,8 +37,6 @@ from hp_config import (
 )
 from hp_protocols import Configurable, ModelSpec
 from hp_protocols.errors import ConfigError
-
-from hp_components.data import build_tokenizer
 from hp_trainer import environment as env
 from hp_trainer._torch_compat import set_collective_timeout
 from hp_trainer.model_building import build_model, check_vocabulary

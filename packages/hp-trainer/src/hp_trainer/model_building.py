@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+
 from hp_protocols import BaseModel
 from hp_protocols.errors import ConfigError, Fault
-
 from hp_trainer.environment import Environment
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hp_config import ConfigManager, validate_config
-
 from hp_trainer.run_folder import default_run_folder
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ def prepare(config: HyperTrainer.Config) -> None:
         ConfigError: the data or the tokenizer cannot be used.
     """
     from hp_components.data import prepare as prepare_data
-
     from hp_trainer.model_building import check_vocabulary
 
     if config.dump_folder is None:

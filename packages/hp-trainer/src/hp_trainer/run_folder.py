@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 import yaml
+
 from hp_components import RunLock
 
 RESOLVED = "resolved.yaml"

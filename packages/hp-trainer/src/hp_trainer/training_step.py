@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
 from hp_components import CrossEntropyLoss, LRSchedulersContainer, OptimizersContainer
 from hp_protocols.distributed import clip_grad_norm_
-
 from hp_trainer.environment import Environment
 
 Batch = dict[str, torch.Tensor]

@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Sequence
 
 from hp_protocols.errors import ConfigError, Fault
-
 from hp_trainer.cli import messages
 from hp_trainer.launch import Launch, announce_rank, inside_torchrun, run_ranks
 

@@ -13,7 +13,6 @@ from hp_components import (
 )
 from hp_config import ActivationCheckpointConfig, DebugConfig, TrainingConfig
 from hp_protocols import get_spec
-
 from hp_trainer.hyper_trainer import HyperTrainer
 
 
