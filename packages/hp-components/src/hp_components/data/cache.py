@@ -61,7 +61,7 @@ def exclusive(path: Path) -> Iterator[None]:
             handle = stack.enter_context(open(path.with_name(path.name + ".lock"), "ab"))
         if fcntl is not None:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX)
+                _lock(handle, path)
             except OSError as error:
                 log.warning("%s cannot be locked (%s): several processes may do the same work at once", path, error)
             else:
@@ -69,6 +69,14 @@ def exclusive(path: Path) -> Iterator[None]:
                 for stale in path.parent.glob(f"{path.name}.*.tmp"):
                     stale.unlink(missing_ok=True)
         yield
+
+
+def _lock(handle: IO[bytes], path: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        log.info("waiting for another process that works on %s", path)
+        fcntl.flock(handle, fcntl.LOCK_EX)
 
 
 @contextlib.contextmanager

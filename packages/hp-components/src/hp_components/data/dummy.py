@@ -7,50 +7,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from hp_components.data.base import BaseDataLoader
-from hp_components.data.loader import RankSlice, RowLoader, RowOrder
-from hp_components.data.packing import Batch
+from hp_components.data.order import RankSlice, RowOrder
+from hp_components.data.packing import FIELDS
+from hp_components.data.row_loader import RowLoader
 from hp_components.tokenizer.base import BaseTokenizer
 from hp_protocols.errors import ConfigError, Fault
 
-__all__ = ["DummyDataLoader"]
+__all__ = ["DummyDataLoader", "RandomRows"]
 
 
 @dataclass(frozen=True, slots=True)
-class RandomRows(Dataset[Batch]):
-    """Row i: seq_len + 1 random tokens, as input and labels."""
+class RandomRows:
+    """Row i: seq_len + 1 random tokens, as input and labels of one document."""
 
     seq_len: int
     vocab_size: int
     seed: int
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """A batch [len(indices), seq_len]."""
-        tokens_BT = torch.from_numpy(np.stack([self._tokens(int(index)) for index in indices]))
-        positions_BS = torch.arange(self.seq_len).repeat(len(indices), 1)
-        return {
-            "input": tokens_BT[:, :-1].contiguous(),
-            "labels": tokens_BT[:, 1:].contiguous(),
-            "positions": positions_BS,
-            "segment_ids": torch.zeros_like(positions_BS),
-        }
+    def __post_init__(self) -> None:
+        if self.seq_len < 1:
+            raise ValueError(f"seq_len must be at least 1, got {self.seq_len}")
 
-    def __getitem__(self, index: int) -> Batch:
-        return {name: values_BS[0] for name, values_BS in self.__getitems__([index]).items()}
-
-    def _tokens(self, index: int) -> np.ndarray:
-        raw = np.random.PCG64(np.random.SeedSequence([self.seed, index])).random_raw(self.seq_len + 1)
-        return (raw % self.vocab_size).astype(np.int64)
+    def stack(self, indices: Sequence[int]) -> torch.Tensor:
+        """The fields of these rows, [F, B, S] int64."""
+        fields_FBS = np.zeros((len(FIELDS), len(indices), self.seq_len), np.int64)
+        for place, index in enumerate(indices):
+            raw = np.random.PCG64(np.random.SeedSequence([self.seed, index])).random_raw(self.seq_len + 1)
+            tokens = raw % self.vocab_size
+            fields_FBS[:3, place] = tokens[:-1], tokens[1:], np.arange(self.seq_len)
+        return torch.from_numpy(fields_FBS)
 
 
 class DummyDataLoader(RowLoader):
-    """Endless random tokens, with the same state protocol as TextDataLoader."""
+    """Endless random tokens, with the state of every other loader."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
@@ -74,19 +68,21 @@ class DummyDataLoader(RowLoader):
         dp_world_size: int = 1,
         seed: int = 0,
     ) -> None:
+        """Build from `config`; the other arguments are those of TextDataLoader.
+
+        Raises:
+            ValueError: neither a vocab_size in the config nor a tokenizer.
+        """
         if faults := config.faults("dataloader"):
             raise ConfigError(faults)
-        if seq_len < 1:
-            raise ValueError(f"seq_len must be at least 1, got {seq_len}")
-        vocab_size = config.vocab_size if config.vocab_size is not None else getattr(tokenizer, "vocab_size", None)
+        vocab_size = config.vocab_size
         if vocab_size is None:
-            raise ValueError("DummyDataLoader needs vocab_size in its config, or a tokenizer")
-        self._rows = RandomRows(seq_len, vocab_size, seed)
-        self._start(
-            self._rows,
+            if tokenizer is None:
+                raise ValueError("DummyDataLoader needs vocab_size in its config, or a tokenizer")
+            vocab_size = tokenizer.vocab_size
+        super().__init__(
+            RandomRows(seq_len, vocab_size, seed),
             RowOrder(rows=None, shuffle=False, seed=seed),
             RankSlice(local_batch_size, dp_rank, dp_world_size),
+            identity={"seq_len": seq_len, "vocab_size": vocab_size, "seed": seed},
         )
-
-    def _identity(self) -> dict[str, Any]:
-        return super()._identity() | {"seq_len": self._rows.seq_len, "vocab_size": self._rows.vocab_size}

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from hp_components.data.token_stream import TokenStream
 
-__all__ = ["IGNORE_INDEX", "PADDING_ROW", "Batch", "PackedRows"]
+__all__ = ["FIELDS", "IGNORE_INDEX", "PADDING_ROW", "Batch", "PackedRows", "Rows", "as_batch"]
 
+# B: rows of a batch, S: tokens of a row, F: the fields of a row, in this order.
+FIELDS = ("input", "labels", "positions", "segment_ids")
 IGNORE_INDEX = -100
 # Stands for a row that holds padding only: it completes the last batch of an epoch.
 PADDING_ROW = -1
@@ -24,15 +26,26 @@ PADDING_ROW = -1
 Batch = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class PackedRows(Dataset[Batch]):
-    """The rows of a token stream.
+class Rows(Protocol):
+    """Rows that a loader fetches by number."""
 
-    Rows overlap in nothing; the last is padded. Fields of a row or batch, all int64:
-        input: token ids.
-        labels: the next token of the same document, −100 where there is none (its last token, padding).
-        positions: place within the document, as far as it lies in this row (so always below the row's length).
-        segment_ids: 0, 1, … for the documents in the row; padding counts as one more.
+    def stack(self, indices: Sequence[int]) -> torch.Tensor:
+        """The fields of these rows, [F, B, S] int64. One tensor, as each costs a worker process a file handle."""
+
+
+def as_batch(fields_FBS: torch.Tensor) -> Batch:
+    """The fields of a stack by name, each [B, S]."""
+    return dict(zip(FIELDS, fields_FBS, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """The rows of a token stream; the last one is padded with `pad_id`. The fields of a row:
+
+    input: token ids.
+    labels: the next token of the same document, −100 where there is none (its last token, padding).
+    positions: place within the document, as far as it lies in this row (so always below the row's length).
+    segment_ids: 0, 1, … for the documents in the row; padding counts as one more.
     """
 
     stream: TokenStream
@@ -46,40 +59,34 @@ class PackedRows(Dataset[Batch]):
     def __len__(self) -> int:
         return -(-len(self.stream.tokens) // self.seq_len)
 
-    def __getitem__(self, index: int) -> Batch:
-        return {name: values_BS[0] for name, values_BS in self.__getitems__([index]).items()}
+    def stack(self, indices: Sequence[int]) -> torch.Tensor:
+        """The fields of these rows, [F, B, S] int64; PADDING_ROW among the indices gives a row of padding."""
+        fields_FBS = np.empty((len(FIELDS), len(indices), self.seq_len), np.int64)
+        for place, index in enumerate(indices):
+            if index != PADDING_ROW and not 0 <= index < len(self):
+                raise IndexError(f"row {index} of {len(self)}")
+            self._fill(fields_FBS[:, place], index)
+        return torch.from_numpy(fields_FBS)
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """A batch [len(indices), seq_len]; PADDING_ROW among the indices gives a row of padding."""
-        rows = [self._row(int(index)) for index in indices]
-        names = ("input", "labels", "positions", "segment_ids")
-        return {
-            name: torch.from_numpy(np.stack(parts)) for name, parts in zip(names, zip(*rows, strict=True), strict=True)
-        }
-
-    def _row(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        input_S = np.full(self.seq_len, self.pad_id, np.int64)
-        labels_S = np.full(self.seq_len, IGNORE_INDEX, np.int64)
+    def _fill(self, fields_FS: np.ndarray, index: int) -> None:
+        input_S, labels_S, positions_S, segment_ids_S = fields_FS
         place_S = np.arange(self.seq_len)
+        input_S[:], labels_S[:], positions_S[:], segment_ids_S[:] = self.pad_id, IGNORE_INDEX, place_S, 0
         if index == PADDING_ROW:
-            return input_S, labels_S, place_S, np.zeros(self.seq_len, np.int64)
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
+            return
         tokens, starts = self.stream.tokens, self.stream.starts
         begin = index * self.seq_len
         end = min(begin + self.seq_len, len(tokens))
-        length = end - begin
-        input_S[:length] = tokens[begin:end]
+        input_S[: end - begin] = tokens[begin:end]
         following = tokens[begin + 1 : end + 1]
         labels_S[: len(following)] = following
-        # Documents that begin inside this row or right behind it.
+        # Documents that begin inside this row, or right behind it: the token before such a place ends a document.
         first, last = np.searchsorted(starts, [begin + 1, end + 1])
         inner = np.asarray(starts[first:last]) - begin
         labels_S[inner - 1] = IGNORE_INDEX
-        begins_S = np.zeros(self.seq_len, bool)
-        begins_S[inner[inner < self.seq_len]] = True
-        if length < self.seq_len:
-            begins_S[length] = True
-        segment_S = np.cumsum(begins_S)
-        positions_S = place_S - np.maximum.accumulate(np.where(begins_S, place_S, 0))
-        return input_S, labels_S, positions_S, segment_S
+        begins_S = np.zeros(self.seq_len + 1, bool)
+        begins_S[inner] = True
+        begins_S[end - begin] = True  # of the padding, if there is any
+        begins_S = begins_S[:-1]
+        segment_ids_S[:] = np.cumsum(begins_S)
+        positions_S[:] = place_S - np.maximum.accumulate(np.where(begins_S, place_S, 0))

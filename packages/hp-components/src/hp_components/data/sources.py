@@ -195,22 +195,26 @@ def open_corpus(
 
 def standard_library_corpus() -> FileCorpus:
     """The Python sources that come with every Python, without its tests and installed packages."""
-    folder = Path(sysconfig.get_path("stdlib"))
+    # Where Python was built to be, and where it is: they differ for a Python that was moved.
+    folders = dict.fromkeys([Path(sysconfig.get_path("stdlib")), Path(os.__file__).parent])
+    for folder in folders:
+        if found := sorted(_python_sources(folder), key=_order):
+            return FileCorpus(found, name="Python standard library")
+    raise ConfigError(
+        Fault(
+            "dataloader.dataset_path",
+            "is not set, and the running Python has no sources at " + " or ".join(map(str, folders)),
+            hint="give a text file, a .jsonl file or a folder of them: --dataloader.dataset_path my_text.txt",
+        )
+    )
+
+
+def _python_sources(folder: Path) -> Iterator[TextFile]:
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-    files = []
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in left_out]
-        files += [Path(parent, name) for name in names if name.endswith(".py")]
-    found = [_text_file(path, path.relative_to(folder).as_posix(), "py") for path in files]
-    if not found:
-        raise ConfigError(
-            Fault(
-                "dataloader.dataset_path",
-                f"is not set, and the sources of the running Python are not at {folder}",
-                hint="give a text file, a .jsonl file or a folder of them: --dataloader.dataset_path my_text.txt",
-            )
-        )
-    return FileCorpus(sorted(found, key=_order), name="Python standard library")
+        for path in (Path(parent, name) for name in names if name.endswith(".py")):
+            yield _text_file(path, path.relative_to(folder).as_posix(), "py")
 
 
 def _missing(path: Path, given: str, where: str) -> Fault:
@@ -279,7 +283,9 @@ def _walk(root: Path, folder: Path, found: list[TextFile], others: Counter[str],
             others["hidden"] += 1
         elif entry.is_dir():
             _walk(root, path, found, others, visited)
-        elif entry.is_file() and kind in EXTENSIONS:
+        elif not entry.is_file():
+            others["broken link or special file"] += 1
+        elif kind in EXTENSIONS:
             found.append(_text_file(path, path.relative_to(root).as_posix(), kind[1:]))
         else:
             others[kind or "without extension"] += 1
@@ -380,7 +386,9 @@ def _parse_line(raw: bytes, where: str, offset: int, text_key: str, faults: _Fau
         faults.add(_undecodable(where, raw, error.start, offset + error.start))
         return None
     except json.JSONDecodeError as error:
-        faults.add(Fault(where, f"is not JSON: {error.msg} at column {error.colno}"))
+        spread = raw.strip() in (b"[", b"{")
+        hint = "every line of a .jsonl file is an object of its own; this one spreads over lines" if spread else None
+        faults.add(Fault(where, f"is not JSON: {error.msg} at column {error.colno}", hint=hint))
         return None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
         faults.add(Fault(where, f"cannot be read as JSON: {error}"))

@@ -132,7 +132,7 @@ def _write(path: Path, corpus: Corpus, tokenizer: BaseTokenizer) -> None:
             count += len(ids)
         if not count:
             raise ConfigError(
-                Fault(corpus.name, "has no text" + (f": all {empty} documents are empty" if empty else ""))
+                Fault(corpus.name, "has no text" + (f": its {empty} documents are empty" if empty else ""))
             )
         _finish(file, dtype, count, np.asarray(starts, "<i8"))
     if empty:
@@ -147,10 +147,12 @@ def _encoded(corpus: Corpus, tokenizer: BaseTokenizer) -> Iterator[tuple[bool, l
     if not eos:
         log.warning("this tokenizer has no EOS token: documents follow each other without one")
     for batch in _batches(corpus, tokenizer):
-        for (first, last, text), ids in zip(
-            batch, tokenizer.encode_batch([piece[2] for piece in batch], add_bos=False, add_eos=False), strict=True
+        texts = [text for _, _, text in batch]
+        for (first, last, _), ids in zip(
+            batch, tokenizer.encode_batch(texts, add_bos=False, add_eos=False), strict=True
         ):
-            if not text:
+            # No text, or a tokenizer that makes nothing of it (white space, for some).
+            if first and last and not ids:
                 yield None
                 continue
             if first and ids[:1] != bos:

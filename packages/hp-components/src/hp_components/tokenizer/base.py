@@ -53,7 +53,7 @@ class BaseTokenizer(ABC, Configurable):
 
     @abstractmethod
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `ids`. Raises ValueError for an id that is not a token's."""
+        """The text of `ids`. Raises ValueError for an id outside [0, vocab_size)."""
 
     @abstractmethod
     def save(self, folder: str | os.PathLike[str]) -> None:

@@ -21,14 +21,14 @@ class HuggingFaceTokenizer(LibraryTokenizer):
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseTokenizer.Config):
-        tokenizer_path: str = ""
+        tokenizer_path: str
         """Folder with tokenizer.json, or with vocab.json and merges.txt; or the path of a tokenizer.json."""
 
         def faults(self, path: str) -> list[Fault]:
             """What is wrong with these values, for the whole config's list of faults."""
             if self.tokenizer_path:
                 return []
-            return [Fault(f"{path}.tokenizer_path", "is not set", allowed="a folder with tokenizer.json")]
+            return [Fault(f"{path}.tokenizer_path", "is empty", allowed="a folder with tokenizer.json")]
 
     def __init__(self, config: Config) -> None:
         super().__init__(read_folder(config.tokenizer_path))
