@@ -1,0 +1,127 @@
+"""Lay a dense Qwen3.5 out on the processes of a run.
+
+In: a built model (usually on the meta device), the run's meshes and its sections. Out: the same model, wrapped in
+this order: context parallel, tensor parallel, recomputation, compilation, data parallel. State-dict names stay.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hp_protocols.distributed import ParallelDims, apply_ac, apply_compile, apply_cp, apply_fsdp, apply_replicate
+from hp_protocols.errors import ConfigError, Fault
+from hp_protocols.platform import get_platform
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hp_protocols.module import Module
+    from hp_protocols.trainer_sections import TrainerConfig
+
+    from hp_models.qwen3_5_v2.model import Qwen3_5Model
+
+__all__ = ["parallelize_qwen3_5_v2"]
+
+
+def parallelize_qwen3_5_v2(
+    model: Qwen3_5Model, *, parallel_dims: ParallelDims, trainer_config: TrainerConfig
+) -> Qwen3_5Model:
+    """Apply what the run asks for; `Config.update_from_config` has filled the sharding declarations before.
+
+    Under `compile.mode = graph` data parallelism is left to the graph.
+
+    Raises:
+        ConfigError: a kind of parallelism that this model does not have (yet).
+    """
+    _refuse_unavailable(parallel_dims, trainer_config)
+    compiled = trainer_config.compile.mode == "blocks"
+    if parallel_dims.cp_enabled:
+        apply_cp(model, mesh=parallel_dims.get_mesh("cp"))
+    if parallel_dims.tp_enabled:
+        model.parallelize(parallel_dims.get_mesh("tp"))
+    recompute = trainer_config.activation_checkpoint
+    blocks = apply_ac(
+        model,
+        blocks=model.layers,
+        mode=recompute.mode,
+        preserve_rng_state=recompute.preserve_rng_state,
+        determinism_check=recompute.determinism_check,
+        early_stop=recompute.early_stop,
+        debug=recompute.debug,
+        compile_enabled=compiled,
+    )
+    if compiled:
+        apply_compile(blocks=blocks, backend=trainer_config.compile.backend)
+    if trainer_config.compile.mode != "graph":
+        _apply_data_parallel(model, blocks, parallel_dims, trainer_config)
+    return model
+
+
+def _apply_data_parallel(
+    model: Qwen3_5Model, blocks: Sequence[Module], parallel_dims: ParallelDims, trainer_config: TrainerConfig
+) -> None:
+    """Shard (FSDP, HSDP) or replicate (DDP), and compute in the dtype of mixed precision."""
+    training = trainer_config.training
+    mixed = training.mixed_precision_param != training.dtype
+    if not (parallel_dims.dp_cp_enabled or mixed or training.enable_cpu_offload):
+        return
+    dtypes = get_platform().dtype_map
+    units = _units(model, blocks)
+    param_dtype, reduce_dtype = dtypes[training.mixed_precision_param], dtypes[training.mixed_precision_reduce]
+    if parallel_dims.dp_replicate_enabled and not parallel_dims.fsdp_enabled:
+        mesh = parallel_dims.get_mesh("dp_replicate")
+        apply_replicate(model, mesh=mesh, units=units, param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+        return
+    # The fsdp axis is there even with one rank: FSDP also casts to the dtypes of mixed precision.
+    axes = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
+    apply_fsdp(
+        model,
+        mesh=parallel_dims.get_mesh(axes),
+        units=units,
+        param_dtype=param_dtype,
+        reduce_dtype=reduce_dtype,
+        reshard_after_forward=trainer_config.parallelism.fsdp_reshard_after_forward,
+        cpu_offload=training.enable_cpu_offload,
+    )
+
+
+def _units(model: Qwen3_5Model, blocks: Sequence[Module]) -> list[Module | list[Module]]:
+    """What is gathered together, in the order of forward: the embedding, each block, the norm with the projection.
+
+    A tied matrix has to be in one unit, which then holds both ends of the model.
+    """
+    if model.config.tie_word_embeddings:
+        return [[model.embed_tokens, model.norm, model.lm_head], *blocks]
+    return [model.embed_tokens, *blocks, [model.norm, model.lm_head]]
+
+
+def _refuse_unavailable(parallel_dims: ParallelDims, trainer_config: TrainerConfig) -> None:
+    faults = []
+    if parallel_dims.pp_enabled:
+        faults.append(
+            Fault(
+                "parallelism.pipeline_parallel_degree",
+                f"{parallel_dims.pp} stages: pipeline parallelism of Qwen3_5Model is not available yet",
+                allowed="1",
+                hint="use data_parallel_shard_degree instead",
+            )
+        )
+    if parallel_dims.ep_enabled:
+        faults.append(
+            Fault(
+                "parallelism.expert_parallel_degree",
+                f"{parallel_dims.ep}: this is the dense Qwen3.5, it has no experts",
+                allowed="1",
+            )
+        )
+    if trainer_config.training.enable_cpu_offload and parallel_dims.dp_replicate_enabled and parallel_dims.fsdp == 1:
+        faults.append(
+            Fault(
+                "training.enable_cpu_offload",
+                "offloading works on shards, and this run only replicates",
+                allowed="False",
+                hint="set parallelism.data_parallel_shard_degree above 1",
+            )
+        )
+    if faults:
+        raise ConfigError(faults)
