@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import RECIPE, SMALL, Hp
+from harness import RECIPE, SMALL, Hp
 
 
 def assert_refused(hp: Hp, *arguments: str, says: tuple[str, ...]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import RECIPE, SMALL, Hp, checkpoint_tensors, losses, wait_for
+from harness import RECIPE, SMALL, Hp, checkpoint_tensors, losses, wait_for
 
 
 def assert_same_run(one: Path, other: Path, step: int = 12) -> None:

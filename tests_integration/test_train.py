@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import yaml
-from conftest import RECIPE, SMALL, Hp, records
+from harness import RECIPE, SMALL, Hp, records
 
 
 def test_a_run_leaves_its_folder_and_says_where_everything_is(hp: Hp) -> None:

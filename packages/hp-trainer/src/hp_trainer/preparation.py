@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hp_config import ConfigManager, validate_config
+from hp_config import ConfigManager
 from hp_trainer.run_folder import default_run_folder
 
 if TYPE_CHECKING:
@@ -20,9 +20,7 @@ def load_config(arguments: list[str], world_size: int) -> HyperTrainer.Config:
     Raises:
         ConfigError: every mistake in them, and in the layout for this many processes.
     """
-    config = ConfigManager().parse_args(arguments)
-    validate_config(config, world_size=world_size)
-    return config
+    return ConfigManager().parse_args(arguments, world_size=world_size)
 
 
 def prepare(config: HyperTrainer.Config) -> None:

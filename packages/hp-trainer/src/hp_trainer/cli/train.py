@@ -103,6 +103,11 @@ def run_rank(arguments: list[str]) -> int:
         if rank == 0:
             messages.print_mistakes("hp train", error)
         return 1 if started and trainer.state.step > trainer.first_step else 2
+    except ImportError as error:
+        if "hp-config[cli]" not in str(error):
+            raise
+        print(f"hp train: {error}", file=sys.stderr)
+        return 2
     except Exception:
         where = f" (rank {rank} of {world_size})" if world_size > 1 else ""
         print(f"hp train: the run failed{where}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
