@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections.abc as abc
 import dataclasses
 import functools
+import inspect
 import pathlib
 import sys
 import types
@@ -27,7 +28,7 @@ def field_annotations(cls: type) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for klass in reversed(cls.__mro__):
         module = vars(sys.modules[klass.__module__]) if klass.__module__ in sys.modules else {}
-        for name, annotation in klass.__dict__.get("__annotations__", {}).items():
+        for name, annotation in inspect.get_annotations(klass).items():
             found[name] = _resolve(annotation, module, dict(vars(klass)))
     return {field.name: found.get(field.name, Any) for field in dataclasses.fields(cls)}
 
@@ -36,7 +37,7 @@ def _resolve(annotation: Any, module: dict[str, Any], namespace: dict[str, Any])
     if not isinstance(annotation, str):
         return annotation
     try:
-        return eval(annotation, module, namespace)  # noqa: S307  (an annotation of our own process's code)
+        return eval(annotation, module, namespace)
     except Exception:
         # Names under TYPE_CHECKING or of an enclosing function. Values are then written with their kind.
         return Any

@@ -87,4 +87,5 @@ def _check_arguments(function: Callable[..., Any], config: Function.Config) -> N
         signature.bind_partial(**config.kwargs)
     except TypeError as error:
         allowed = ", ".join(signature.parameters) or "none"
-        raise ConfigError(Fault("Function.Config.kwargs", f"{config.fn} does not take them: {error}", allowed)) from None
+        fault = Fault("Function.Config.kwargs", f"{config.fn} does not take them: {error}", allowed)
+        raise ConfigError(fault) from None

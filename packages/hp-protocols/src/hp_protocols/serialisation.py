@@ -270,7 +270,7 @@ class _Reader:
             self.fault(where, f"{name!r} is no config class", "the dotted name of a dataclass")
             return None
         if fqn == "" and expected is not None and not issubclass(cls, expected):
-            self.fault(where, f"{name!r} is not a {expected.__qualname__}", f"{dotted_name(expected)} and its subclasses")
+            self.fault(where, f"{name!r} is no {expected.__qualname__}", f"{dotted_name(expected)} and its subclasses")
             return None
         return cls
 
@@ -361,7 +361,7 @@ class _Reader:
             return None
         from . import platform  # Loads the backend, which only a config with placements needs.
 
-        shard, dim, replicate, partial, reduce_op = match.groups()
+        shard, dim, replicate, _partial, reduce_op = match.groups()
         if shard:
             return platform.Shard(int(dim))
         return platform.Replicate() if replicate else platform.Partial(reduce_op)

@@ -73,8 +73,7 @@ def resolve_placements(named: NamedPlacement, mesh_axis_names: Sequence[str] | N
     """
     if not mesh_axis_names:
         raise ValueError(
-            "the device mesh has no axis names; make it with mesh_dim_names=(…), each one of "
-            + ", ".join(MeshAxisName)
+            "the device mesh has no axis names; make it with mesh_dim_names=(…), each one of " + ", ".join(MeshAxisName)
         )
     known = {str(axis) for axis in MeshAxisName}
     if strangers := [key for key in named if not isinstance(key, str) or str(key) not in known]:

@@ -166,9 +166,8 @@ def _unknown(name: str) -> ConfigError:
 
 
 def _clash(name: str, origins: Sequence[str]) -> ConfigError:
-    return ConfigError(
-        Fault(f"model spec {name!r}", f"is claimed by {' and by '.join(origins)}", hint="uninstall or rename one of them")
-    )
+    problem = f"is claimed by {' and by '.join(origins)}"
+    return ConfigError(Fault(f"model spec {name!r}", problem, hint="uninstall or rename one of them"))
 
 
 def _point_origin(point: importlib.metadata.EntryPoint) -> str:
