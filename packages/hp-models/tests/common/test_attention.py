@@ -1,8 +1,9 @@
-"""Gated grouped-query attention against one head at a time, and the precision inside."""
+"""Gated grouped-query attention against one head at a time in fp64, and what cannot be built."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+
 from hp_models.common import GQAttention, Linear, Qwen3_5RMSNorm, RoPE, ScaledDotProductAttention
 from hp_models.common.rope import apply_rotary
 
@@ -14,19 +15,19 @@ def attention(*, output_gate=True, qk_norm=True, num_heads=N, num_kv_heads=K, **
         return Linear.Config(in_features=inputs, out_features=outputs)
 
     norm = Qwen3_5RMSNorm.Config(dim=E) if qk_norm else None
-    sizes = dict(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=E,
-        q_proj=linear(D, num_heads * E * (2 if output_gate else 1)),
-        k_proj=linear(D, num_kv_heads * E),
-        v_proj=linear(D, num_kv_heads * E),
-        o_proj=linear(num_heads * E, D),
-        q_norm=norm,
-        k_norm=norm,
-        output_gate=output_gate,
-        inner_attention=ScaledDotProductAttention.Config(),
-    )
+    sizes = {
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": E,
+        "q_proj": linear(D, num_heads * E * (2 if output_gate else 1)),
+        "k_proj": linear(D, num_kv_heads * E),
+        "v_proj": linear(D, num_kv_heads * E),
+        "o_proj": linear(num_heads * E, D),
+        "q_norm": norm,
+        "k_norm": norm,
+        "output_gate": output_gate,
+        "inner_attention": ScaledDotProductAttention.Config(),
+    }
     return GQAttention.Config(**{**sizes, **changes}).build()
 
 
@@ -61,7 +62,9 @@ def test_attention_is_its_definition_head_by_head(gate, qk_norm, masked):
     x = torch.randn(2, 9, D, dtype=torch.float64, requires_grad=True)
     cos, sin = RoPE.Config(head_dim=E, partial_rotary_factor=0.5).build()(torch.arange(9)[None], dtype=x.dtype)
     causal = torch.ones(9, 9, dtype=torch.bool).tril()
-    allowed = causal & ((torch.rand(2, 9, 9) > 0.4) | torch.eye(9, dtype=torch.bool)) if masked else causal.expand(2, 9, 9)
+    allowed = (
+        causal & ((torch.rand(2, 9, 9) > 0.4) | torch.eye(9, dtype=torch.bool)) if masked else causal.expand(2, 9, 9)
+    )
     out = module(x, cos, sin, allowed.unsqueeze(1) if masked else None)
     expected = head_by_head(module, x, cos, sin, allowed, gate=gate)
     torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
@@ -73,17 +76,6 @@ def test_attention_is_its_definition_head_by_head(gate, qk_norm, masked):
         strict=True,
     ):
         torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-10)
-
-
-def test_in_bf16_scores_and_sums_are_kept_in_fp32():
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 256, 2, E).bfloat16() for _ in range(3))
-    out = ScaledDotProductAttention.Config().build()(q, k, v)
-    exact = F.scaled_dot_product_attention(
-        *(t.double().transpose(1, 2) for t in (q, k, v)), is_causal=True
-    ).transpose(1, 2)
-    # One rounding of the result, not of the scores: half an ulp of bf16, with some room for the kernel's softmax.
-    assert ((out.double() - exact).abs() <= exact.abs() * 2**-7 + 1e-3).all()
 
 
 def test_heads_that_cannot_be_grouped_are_refused():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from hp_models.common.attention_mask import (
     check_cu_seqlens,
     document_starts,

@@ -1,27 +1,29 @@
 """A whole decoder: packing and padding change nothing, states are declared, tied, initialised and restored."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
+
 from hp_models.qwen3_5_v2 import qwen3_5_config
 from hp_protocols.errors import ConfigError
-from torch.utils.flop_counter import FlopCounterMode
 
 
 def tiny_config(**changes):
-    sizes = dict(
-        vocab_size=61,
-        hidden_size=32,
-        intermediate_size=48,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        layer_types=["full_attention"] * 2,
-        partial_rotary_factor=0.5,
-        mrope_section=(2, 1, 1),
-        max_position_embeddings=64,
-    )
+    sizes = {
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "layer_types": ["full_attention"] * 2,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": (2, 1, 1),
+        "max_position_embeddings": 64,
+    }
     return qwen3_5_config(**{**sizes, **changes})
 
 
@@ -53,7 +55,7 @@ def test_packed_documents_are_what_each_is_alone_forward_and_backward():
     bounds = [0, 5, 12, 13, 24]
     packed = model(ids, cu_seqlens=bounds)
     flat = ids.flatten()
-    alone = torch.cat([model(flat[None, a:b])[0] for a, b in zip(bounds, bounds[1:], strict=False)])
+    alone = torch.cat([model(flat[None, a:b])[0] for a, b in itertools.pairwise(bounds)])
     torch.testing.assert_close(packed.flatten(0, 1), alone, rtol=1e-11, atol=1e-11)
     weight = torch.randn(24, 61, dtype=torch.float64)
     for mine, reference in zip(
@@ -76,9 +78,7 @@ def test_padding_changes_no_token_and_no_gradient(side):
     pad = torch.randint(0, 61, (1, 4))
     mask = torch.ones(1, 7), torch.zeros(1, 4)
     order = (1, 0) if side == "left" else (0, 1)
-    padded, attention_mask = (
-        torch.cat([pair[i] for i in order], dim=1) for pair in ((ids, pad), mask)
-    )
+    padded, attention_mask = (torch.cat([pair[i] for i in order], dim=1) for pair in ((ids, pad), mask))
     tokens = slice(4, None) if side == "left" else slice(0, 7)
     logits = model(padded, attention_mask=attention_mask)
     torch.testing.assert_close(logits[:, tokens], model(ids), rtol=1e-10, atol=1e-10)

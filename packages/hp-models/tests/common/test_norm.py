@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+
 from hp_models.common import Qwen3_5RMSNorm, RMSNorm
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from hp_models.common import RoPE
 from hp_models.common.rope import apply_rotary, mrope_axes
 

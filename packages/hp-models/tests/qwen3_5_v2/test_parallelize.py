@@ -4,30 +4,37 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
+
 from hp_models.qwen3_5_v2 import parallelize_qwen3_5_v2, qwen3_5_config
 from hp_protocols.distributed import ParallelDims, canonical_fqn
 from hp_protocols.errors import ConfigError
 from hp_protocols.testing import run_world
-from torch.distributed.tensor import DTensor
 
-SIZES = dict(
-    hidden_size=32,
-    intermediate_size=48,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    layer_types=["full_attention"] * 2,
-    mrope_section=(1, 1, 0),
-)
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "layer_types": ["full_attention"] * 2,
+    "mrope_section": (1, 1, 0),
+}
 EVEN, UNEVEN = 64, 61
 """Vocabularies that two ranks can and cannot cut into equal halves."""
 
 
 def run_config(*, tp=1, sp=True, loss_parallel=True, **changes):
     """The sections of a trainer config that the model reads."""
-    given = dict(
-        dtype="float32", param="float32", offload=False, ac="none", compile="none", reshard="default", seq_len=8
-    )
+    given = {
+        "dtype": "float32",
+        "param": "float32",
+        "offload": False,
+        "ac": "none",
+        "compile": "none",
+        "reshard": "default",
+        "seq_len": 8,
+    }
     given.update(changes)
     return SimpleNamespace(
         training=SimpleNamespace(

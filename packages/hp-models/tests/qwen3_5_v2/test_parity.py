@@ -2,13 +2,19 @@
 
 import pytest
 import torch
+
 from hp_models.qwen3_5_v2 import qwen3_5_config
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
-SIZES = dict(
-    vocab_size=101, hidden_size=48, intermediate_size=80, num_attention_heads=6, num_key_value_heads=2, head_dim=32
-)
+SIZES = {
+    "vocab_size": 101,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
 LAYERS = ["full_attention"] * 3
 SECTION = [2, 1, 1]
 

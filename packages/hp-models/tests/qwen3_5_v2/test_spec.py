@@ -5,13 +5,19 @@ import sys
 
 import pytest
 import torch
+
 from hp_models.qwen3_5_v2 import debugmodel, get_model_spec, parallelize_qwen3_5_v2, qwen3_5_config
 from hp_protocols.errors import ConfigError
 from hp_protocols.model_spec import get_spec, list_flavors
 
-SIZES = dict(
-    vocab_size=64, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1, head_dim=16
-)
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
 
 
 def test_the_installed_entry_point_offers_the_flavours():

@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hp_protocols.module import Module
-from hp_protocols.platform import F, ops
-
 from hp_models.common.linear import Linear
 from hp_models.common.rope import apply_rotary
+from hp_protocols.module import Module
+from hp_protocols.platform import F, ops
 
 if TYPE_CHECKING:
     from torch import Tensor

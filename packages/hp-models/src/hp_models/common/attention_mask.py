@@ -6,6 +6,7 @@ or None where plain causal attention is meant, which kernels do without a mask; 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ def check_cu_seqlens(cu_seqlens: Sequence[int] | Tensor, batch: int, seq_len: in
         cu_seqlens = cu_seqlens.tolist()
     bounds = tuple(int(bound) for bound in cu_seqlens)
     total = batch * seq_len
-    rises = all(left < right for left, right in zip(bounds, bounds[1:], strict=False))
+    rises = all(left < right for left, right in itertools.pairwise(bounds))
     if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != total or not rises:
         raise ValueError(
             f"cu_seqlens {_short(bounds)} are no document boundaries of {batch} x {seq_len} tokens: "

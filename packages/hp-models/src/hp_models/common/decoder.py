@@ -10,10 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hp_protocols.errors import ConfigError, Fault
-from hp_protocols.model import BaseModel
-from hp_protocols.module import Module, ModuleList
-
 from hp_models.common.attention import BaseAttention
 from hp_models.common.attention_mask import (
     check_cu_seqlens,
@@ -25,10 +21,14 @@ from hp_models.common.embedding import Embedding
 from hp_models.common.feed_forward import FeedForward
 from hp_models.common.linear import Linear
 from hp_models.common.rope import RoPE
+from hp_protocols.errors import ConfigError, Fault
+from hp_protocols.model import BaseModel
+from hp_protocols.module import Module, ModuleList
 
 if TYPE_CHECKING:
-    from hp_protocols.trainer_sections import TrainerConfig
     from torch import Tensor
+
+    from hp_protocols.trainer_sections import TrainerConfig
 
 __all__ = ["Decoder", "TransformerBlock"]
 

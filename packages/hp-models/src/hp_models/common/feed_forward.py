@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hp_models.common.linear import Linear
 from hp_protocols.module import Module
 from hp_protocols.platform import F
-
-from hp_models.common.linear import Linear
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from hp_protocols.errors import ConfigError, Fault, nearest
 
 if TYPE_CHECKING:
-    from hp_protocols.model_spec import ModelSpec
-
     from hp_models.qwen3_5_v2.flavors import debugmodel
     from hp_models.qwen3_5_v2.model import Qwen3_5Model, qwen3_5_config
     from hp_models.qwen3_5_v2.parallelize import parallelize_qwen3_5_v2
     from hp_models.qwen3_5_v2.sharding import set_qwen3_5_sharding_config
+    from hp_protocols.model_spec import ModelSpec
 
 __all__ = [
     "Qwen3_5Model",
@@ -62,10 +61,9 @@ class SpecFactory:
                     hint=f"did you mean {near}?" if near else None,
                 )
             )
-        from hp_protocols.model_spec import ModelSpec
-
         from hp_models.qwen3_5_v2 import flavors
         from hp_models.qwen3_5_v2.parallelize import parallelize_qwen3_5_v2
+        from hp_protocols.model_spec import ModelSpec
 
         return ModelSpec(
             name="qwen3_5_v2",

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hp_protocols.errors import ConfigError, Fault, nearest
-
 from hp_models.common.attention import GQAttention, ScaledDotProductAttention
 from hp_models.common.decoder import Decoder, TransformerBlock
 from hp_models.common.embedding import Embedding
@@ -21,6 +19,7 @@ from hp_models.common.norm import Qwen3_5RMSNorm
 from hp_models.common.param_init import normal, zeros
 from hp_models.common.rope import RoPE
 from hp_models.qwen3_5_v2.sharding import set_qwen3_5_sharding_config
+from hp_protocols.errors import ConfigError, Fault, nearest
 
 if TYPE_CHECKING:
     from hp_protocols.trainer_sections import TrainerConfig
@@ -112,9 +111,7 @@ def qwen3_5_config(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         max_position_embeddings=max_position_embeddings,
-        embed_tokens=Embedding.Config(
-            num_embeddings=vocab_size, embedding_dim=hidden_size, param_init=dict(weight)
-        ),
+        embed_tokens=Embedding.Config(num_embeddings=vocab_size, embedding_dim=hidden_size, param_init=dict(weight)),
         rotary_emb=RoPE.Config(
             head_dim=head_dim,
             theta=rope_theta,

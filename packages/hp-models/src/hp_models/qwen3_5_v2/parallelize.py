@@ -15,10 +15,9 @@ from hp_protocols.platform import get_platform
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hp_models.qwen3_5_v2.model import Qwen3_5Model
     from hp_protocols.module import Module
     from hp_protocols.trainer_sections import TrainerConfig
-
-    from hp_models.qwen3_5_v2.model import Qwen3_5Model
 
 __all__ = ["parallelize_qwen3_5_v2"]
 

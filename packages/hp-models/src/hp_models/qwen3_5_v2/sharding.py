@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hp_protocols.platform import Replicate, Shard
-
 from hp_models.common.decoder_sharding import (
     norm_config,
     set_decoder_sharding_config,
@@ -17,6 +15,7 @@ from hp_models.common.decoder_sharding import (
     set_gqa_attention_sharding,
     set_gqa_inner_attention_local_map,
 )
+from hp_protocols.platform import Replicate, Shard
 
 if TYPE_CHECKING:
     from hp_models.qwen3_5_v2.model import Qwen3_5Model
@@ -38,6 +37,4 @@ def set_qwen3_5_sharding_config(config: Qwen3_5Model.Config, *, loss_parallel: b
         layer.post_attention_layernorm.sharding_config = norm_config(enable_sp=enable_sp)
         set_gqa_attention_sharding(layer.self_attn, enable_sp=enable_sp)
         set_gqa_inner_attention_local_map(layer.self_attn.inner_attention)
-        set_dense_ffn_sharding(
-            layer.mlp, attn_x_placement=Shard(1) if enable_sp else Replicate(), enable_sp=enable_sp
-        )
+        set_dense_ffn_sharding(layer.mlp, attn_x_placement=Shard(1) if enable_sp else Replicate(), enable_sp=enable_sp)
