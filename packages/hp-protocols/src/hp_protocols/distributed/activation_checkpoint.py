@@ -109,10 +109,10 @@ def _check_mode(mode: str, memory_budget: float, compile_enabled: bool) -> None:
 def _places(model: Module, blocks: list[Module]) -> dict[int, list[tuple[Module, str]]]:
     """Where each block hangs: a block that is used twice is replaced in both places."""
     places: dict[int, list[tuple[Module, str]]] = {id(block): [] for block in blocks}
-    for parent in model.modules():
-        for name, child in parent.named_children():
-            if id(child) in places:
-                places[id(child)].append((parent, name))
+    for path, module in model.named_modules(remove_duplicate=False):
+        if id(module) in places and path:
+            parent, _, name = path.rpartition(".")
+            places[id(module)].append((model.get_submodule(parent), name))
     for index, block in enumerate(blocks):
         if block is model:
             raise ValueError(f"blocks[{index}] is the model itself, which has no place to be replaced in")

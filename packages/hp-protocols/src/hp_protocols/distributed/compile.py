@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from hp_protocols.errors import ConfigError, Fault, nearest
 from hp_protocols.platform import Capability, get_platform
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def apply_compile(
     Apply it after `apply_ac` (pass the blocks that it returned) and before `apply_fsdp`, whose hooks stay outside.
 
     Args:
-        backend: the compiler's name, for torch one of `torch.compiler.list_backends()` or `eager`, `aot_eager`.
+        backend: the compiler's name, one of `get_platform().compilers()`.
         fullgraph: a block that cannot be compiled as a whole is an error; False lets the compiler cut it into pieces.
         dynamic: None: compile for the first shape, and for any shape when a second one comes; True, False: at once,
             never.
@@ -34,12 +35,23 @@ def apply_compile(
         the blocks.
 
     Raises:
-        ValueError: the backend is unknown.
+        ConfigError: there is no such compiler.
         CapabilityError: the platform cannot compile.
     """
     platform = get_platform()
     platform.require(Capability.COMPILE, "apply_compile")
     blocks = list(blocks)
+    compilers = platform.compilers()
+    if backend not in compilers:
+        near = nearest(backend, compilers)
+        raise ConfigError(
+            Fault(
+                "compile.backend",
+                f"{backend!r} is no compiler here",
+                allowed=", ".join(compilers),
+                hint=f"did you mean {near!r}?" if near else None,
+            )
+        )
     for block in blocks:
         platform.compile_module(block, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
     return blocks

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hp_protocols.platform import get_platform
+from hp_protocols.platform import get_platform, nn
 
 from .fqn import canonical_fqn
 
@@ -37,12 +37,13 @@ def plan_units(model: Module, units: Iterable[Unit]) -> list[UnitPlan]:
         units: modules of `model`, in the order of forward; a list of modules is one unit.
 
     Raises:
-        ValueError: a unit is not in the model, is the model, is given twice, or is wrapped already; or two units
-            share a parameter.
+        ValueError: a unit is not in the model, is the model, is given twice, has no forward, or is wrapped already;
+            or two units share a parameter.
     """
     groups = [tuple(unit) if isinstance(unit, list | tuple) else (unit,) for unit in units]
     names = {id(module): name for name, module in model.named_modules()}
     _check_membership(groups, names)
+    _check_forward(model, groups, names)
     _check_unwrapped(model)
     _check_sharing(model, groups)
     plans = [UnitPlan(modules, is_last=index == len(groups) - 1) for index, modules in enumerate(groups)]
@@ -70,6 +71,14 @@ def _check_membership(groups: Sequence[tuple[Module, ...]], names: dict[int, str
             seen.add(id(module))
 
 
+def _check_forward(model: Module, groups: Sequence[tuple[Module, ...]], names: dict[int, str]) -> None:
+    """Parameters are gathered when a unit's forward is called; a mere container's never is."""
+    for module in [*(module for modules in groups for module in modules), model]:
+        if isinstance(module, nn.ModuleList | nn.ModuleDict) and type(module).forward is nn.Module.forward:
+            where = canonical_fqn(names[id(module)]) or "the model"
+            raise ValueError(f"{where} ({type(module).__name__}) has no forward; make its members units")
+
+
 def _check_unwrapped(model: Module) -> None:
     platform = get_platform()
     for name, module in model.named_modules():
@@ -81,24 +90,16 @@ def _check_unwrapped(model: Module) -> None:
 def _check_sharing(model: Module, groups: Sequence[tuple[Module, ...]]) -> None:
     """A parameter that two units use has to be in one of them only."""
     unit_of = {id(module): index for index, modules in enumerate(groups) for module in modules}
+    # Innermost unit by path; parents come before their children. None: the model's own unit.
+    unit_at: dict[str, int | None] = {}
     first: dict[int, tuple[int | None, str]] = {}
-    for prefix, module, unit in _modules_with_units(model, unit_of):
+    for path, module in model.named_modules(remove_duplicate=False):
+        unit = unit_at[path] = unit_of.get(id(module), unit_at.get(path.rpartition(".")[0]))
         for name, parameter in module.named_parameters(recurse=False):
-            fqn = canonical_fqn(f"{prefix}.{name}" if prefix else name)
+            fqn = canonical_fqn(f"{path}.{name}" if path else name)
             owner, first_fqn = first.setdefault(id(parameter), (unit, fqn))
             if owner != unit:
                 raise ValueError(
                     f"{first_fqn!r} and {fqn!r} are one parameter in two units, which would become two; "
                     "put their modules in one unit: units=[..., [first, second]]"
                 )
-
-
-def _modules_with_units(model: Module, unit_of: dict[int, int]) -> Iterable[tuple[str, Module, int | None]]:
-    """Every path to a module, with the innermost unit that it belongs to (None: the model's own)."""
-    stack: list[tuple[str, Module, int | None]] = [("", model, None)]
-    while stack:
-        prefix, module, unit = stack.pop()
-        unit = unit_of.get(id(module), unit)
-        yield prefix, module, unit
-        children = [(f"{prefix}.{name}" if prefix else name, child, unit) for name, child in module.named_children()]
-        stack.extend(reversed(children))

@@ -301,6 +301,10 @@ class Platform:
         """
         self._refuse("checkpoint_wrapper", Capability.ACTIVATION_CHECKPOINT)
 
+    def compilers(self) -> list[str]:
+        """The compilers that `compile_module` can use, by name."""
+        self._refuse("compilers", Capability.COMPILE)
+
     def compile_module(
         self, module: Any, *, backend: str = "inductor", fullgraph: bool = True, dynamic: bool | None = None
     ) -> None:

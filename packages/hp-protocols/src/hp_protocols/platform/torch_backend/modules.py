@@ -50,6 +50,10 @@ class TorchModules:
             options["context_fn"] = _selective_contexts
         return _torch_compat.checkpoint_wrapper(module, **options)
 
+    def compilers(self) -> list[str]:
+        # By default torch leaves out those for debugging; they run where no C++ compiler is installed.
+        return torch.compiler.list_backends(exclude_tags=())
+
     def compile_module(
         self, module: nn.Module, *, backend: str = "inductor", fullgraph: bool = True, dynamic: bool | None = None
     ) -> None:
