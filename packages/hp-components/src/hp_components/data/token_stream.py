@@ -136,7 +136,7 @@ def _write(path: Path, corpus: Corpus, tokenizer: BaseTokenizer) -> None:
             )
         _finish(file, dtype, count, np.asarray(starts, "<i8"))
     if empty:
-        log.warning("%s: %d empty documents left out", corpus.name, empty)
+        log.info("%s: %d empty documents left out", corpus.name, empty)
     log.info("%d documents, %d tokens in %.1f s", len(starts), count, time.monotonic() - started)
 
 

@@ -95,14 +95,10 @@ def _folder(tokenizer: Tokenizer) -> TokenizerFolder:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,
         "eos_token": EOS,
-        "add_bos_token": False,
-        "add_eos_token": False,
         "split_special_tokens": True,
         "clean_up_tokenization_spaces": False,
     }
-    return TokenizerFolder(
-        tokenizer=tokenizer, bos_token=BOS, eos_token=EOS, explicit_template=(False, False), config=config
-    )
+    return TokenizerFolder(tokenizer=tokenizer, bos_token=BOS, eos_token=EOS, config=config)
 
 
 def _trained(corpus: Corpus, vocab_size: int, cache_dir: str | os.PathLike[str] | None) -> Tokenizer:

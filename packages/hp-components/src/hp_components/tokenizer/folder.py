@@ -35,7 +35,7 @@ class TokenizerFolder:
     """A tokenizer and what is known about it.
 
     Attributes:
-        explicit_template: (add BOS, add EOS) when tokenizer_config.json says so; it overrides the post-processor.
+        explicit_template: (add BOS, add EOS) where tokenizer_config.json decides that, and not the post-processor.
         config: the content of tokenizer_config.json.
         carried: other files of the folder, by name.
     """
@@ -67,6 +67,7 @@ def read_folder(given: str | os.PathLike[str], *, where: str = "tokenizer.tokeni
         raise ConfigError(_missing(path, str(given), where))
     folder = path if path.is_dir() else path.parent
     config = _read_json(folder / "tokenizer_config.json")
+    has_file = not path.is_dir() or (folder / "tokenizer.json").is_file()
     tokenizer = _load(path, config, where)
     # A tokenizer.json may carry the truncation and padding of its last use, which would cut documents short.
     tokenizer.no_truncation()
@@ -85,7 +86,7 @@ def read_folder(given: str | os.PathLike[str], *, where: str = "tokenizer.tokeni
         tokenizer=tokenizer,
         bos_token=bos,
         eos_token=eos,
-        explicit_template=_explicit_template(config, bos, eos),
+        explicit_template=_explicit_template(config, bos, eos, has_file, folder),
         config=config,
         carried={name: (folder / name).read_bytes() for name in _CARRIED_FILES if (folder / name).is_file()},
     )
@@ -237,8 +238,15 @@ def _special(
     return tokenizer.id_to_token(index) if isinstance(index, int) else None
 
 
-def _explicit_template(config: Mapping[str, Any], bos: str | None, eos: str | None) -> tuple[bool, bool] | None:
-    """transformers' rule: one of the two keys replaces the post-processor, and the other is then false."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
+def _explicit_template(
+    config: Mapping[str, Any], bos: str | None, eos: str | None, has_file: bool, folder: Path
+) -> tuple[bool, bool] | None:
+    """(add BOS, add EOS) where tokenizer_config.json decides.
+
+    As in transformers 5: a tokenizer.json decides for itself, by its post-processor, whatever these two keys say.
+    """
+    if has_file:
+        if keys := [key for key in ("add_bos_token", "add_eos_token") if key in config]:
+            log.info("%s: tokenizer.json decides about BOS and EOS, %s are not used", folder, " and ".join(keys))
         return None
     return bool(config.get("add_bos_token")) and bos is not None, bool(config.get("add_eos_token")) and eos is not None

@@ -42,7 +42,7 @@ class LibraryTokenizer(BaseTokenizer):
 
     @functools.cached_property
     def _template_ids(self) -> tuple[list[int], list[int]]:
-        """What the post-processor puts before and after a text, or what tokenizer_config.json says instead."""
+        """What comes before and after a text if nobody asks for anything."""
         if (explicit := self._folder.explicit_template) is not None:
             add_bos, add_eos = explicit
             return [self.bos_id] if add_bos else [], [self.eos_id] if add_eos else []  # type: ignore[list-item]
@@ -69,10 +69,8 @@ class LibraryTokenizer(BaseTokenizer):
         front, back = self._frame(add_bos, add_eos)
         try:
             encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"text has half a surrogate pair at character {error.start}, which is no Unicode text"
-            ) from error
+        except TypeError as error:
+            raise _reason(texts, error) from error
         return [_framed(encoding.ids, front, back) for encoding in encodings]
 
     def _frame(self, add_bos: bool | None, add_eos: bool | None) -> tuple[list[int], list[int]]:
@@ -126,6 +124,18 @@ class LibraryTokenizer(BaseTokenizer):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         write_folder(self._folder, folder)
+
+
+def _reason(texts: Sequence[str], error: TypeError) -> Exception:
+    """The library says "not a text" of text that UTF-8 cannot hold, too."""
+    for text in texts:
+        if isinstance(text, str):
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as surrogate:
+                place = f"at character {surrogate.start} of {text[:40]!r}"
+                return ValueError(f"half a surrogate pair {place}, which is no Unicode text")
+    return error
 
 
 def _framed(ids: list[int], front: list[int], back: list[int]) -> list[int]:
