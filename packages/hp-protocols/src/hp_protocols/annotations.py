@@ -19,11 +19,20 @@ from typing import Any
 
 from .types import Placement
 
-__all__ = ["SequenceReading", "field_annotations", "is_wild", "mapping_types", "sequence_reading", "union_members"]
+__all__ = [
+    "SequenceReading",
+    "field_annotations",
+    "is_dataclass_type",
+    "is_wild",
+    "mapping_types",
+    "sequence_reading",
+    "string_reading",
+    "union_members",
+]
 
 
 @functools.cache
-def field_annotations(cls: type) -> dict[str, Any]:
+def field_annotations(cls: Any) -> dict[str, Any]:
     """The annotation of each field of the dataclass, resolved in the module of the class that declares it."""
     found: dict[str, Any] = {}
     for klass in reversed(cls.__mro__):
@@ -116,6 +125,11 @@ def string_reading(text: str, members: list[Any]) -> Any:
         if origin in (abc.Callable, type):
             return abc.Callable
     return str
+
+
+def is_dataclass_type(value: Any) -> bool:
+    """Whether this is a dataclass itself, not an instance of one."""
+    return isinstance(value, type) and dataclasses.is_dataclass(value)
 
 
 def _is_torch_placement(member: Any) -> bool:

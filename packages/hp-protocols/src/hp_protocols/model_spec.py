@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from .references import same_reference
 from .spec_registry import SpecFactory, find_factory, known_flavors, list_flavors, list_specs, make_spec, register_spec
+from .state_dict_adapter import BaseStateDictAdapter
 
 if TYPE_CHECKING:
     from .model import BaseModel
-    from .state_dict_adapter import BaseStateDictAdapter
 
 __all__ = ["ModelSpec", "SpecFactory", "get_spec", "list_flavors", "list_specs", "register_spec"]
 
@@ -90,11 +90,7 @@ def get_spec(name: str, flavor: str | None = None) -> ModelSpec:
     Raises:
         ConfigError: unknown name or flavor (with the nearest ones), or a name that two distributions claim.
     """
-    return _own_copy(make_spec(name, flavor))
-
-
-def _own_copy(spec: ModelSpec) -> ModelSpec:
-    return copy.deepcopy(spec)
+    return copy.deepcopy(make_spec(name, flavor))
 
 
 def _registered(name: str, flavor: str) -> ModelSpec | None:

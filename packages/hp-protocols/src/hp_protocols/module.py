@@ -119,7 +119,9 @@ class Module(PlatformModule, Configurable):
         """
         if issubclass(cls, Module):
             return cls
-        return _module_version(cls)
+        layer: Any = cls
+        version: type[LayerT] = _module_version(layer)
+        return version
 
 
 @functools.cache

@@ -137,7 +137,7 @@ def _load(point: importlib.metadata.EntryPoint) -> SpecFactory:
         raise
     if not callable(factory) and not isinstance(factory, Mapping):
         raise TypeError(f"model spec {_point_origin(point)} is {factory!r}, neither callable nor a mapping")
-    return factory  # type: ignore[no-any-return]
+    return factory
 
 
 def _call(factory: SpecFactory, flavor: str) -> Any:

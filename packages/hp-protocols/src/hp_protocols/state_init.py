@@ -91,7 +91,8 @@ class _InitPass:
             if name not in parameters and name not in module._parameters:
                 near = nearest(name, module._parameters)
                 raise ValueError(
-                    f"{self.names.state(module, name)}: {type(module).__name__} has no such parameter, but param_init has; "
+                    f"{self.names.state(module, name)}: is in param_init, but {type(module).__name__} has no such "
+                    "parameter; "
                     + (f"did you mean {near!r}?" if near else f"it has: {', '.join(module._parameters) or 'none'}")
                 )
         for name, parameter in parameters.items():
@@ -195,7 +196,7 @@ def _initialiser(entry: Any, fqn: str) -> Callable[[Tensor], Any]:
     function = entry.build() if isinstance(entry, Configurable.Config) else entry
     if not callable(function):
         raise TypeError(f"{fqn}: its entry in param_init is no function: {entry!r}")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _whole(parameter: Parameter, fqn: str) -> Tensor:

@@ -142,7 +142,8 @@ class _ParallelizePass:
         self._shard_states(module, plan, mesh)
         if plan.forward is not None:
             object.__setattr__(module, "_forward_plan", plan.forward)
-            module.__class__ = resharding_class(type(module))
+            cls: Any = type(module)
+            module.__class__ = resharding_class(cls)
 
     def _shard_states(self, module: Module, plan: _ModulePlan, mesh: DeviceMesh) -> None:
         platform = get_platform()

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["TupleItems", "set_node", "walk"]
+__all__ = ["TupleItems", "is_node", "join_fqn", "set_node", "walk"]
 
 
 class TupleItems:
@@ -24,7 +24,7 @@ class TupleItems:
 
     def _tuple(self) -> tuple[Any, ...]:
         parent, key = self._parent, self._key
-        return getattr(parent, key) if _has_fields(parent) else parent[key]  # type: ignore[arg-type]
+        return getattr(parent, key) if is_node(parent) else parent[key]  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self._tuple())
@@ -48,7 +48,7 @@ def set_node(parent: Any, key: str | int, value: Any) -> None:
     """
     if parent is None:
         raise ValueError("the root of a config tree stands in no other node; use the new node instead of it")
-    if _has_fields(parent):
+    if is_node(parent):
         setattr(parent, str(key), value)
     else:
         parent[key] = value
@@ -61,7 +61,8 @@ def walk(root: Any) -> Iterator[tuple[str, Any, Any, Any]]:
 
 def _walk(value: Any, fqn: str, parent: Any, key: Any) -> Iterator[tuple[str, Any, Any, Any]]:
     inner = value
-    if _has_fields(value):
+    items: list[tuple[Any, Any]]
+    if is_node(value):
         yield fqn, value, parent, key
         items = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     elif isinstance(value, dict):
@@ -73,8 +74,14 @@ def _walk(value: Any, fqn: str, parent: Any, key: Any) -> Iterator[tuple[str, An
     else:
         return
     for name, item in items:
-        yield from _walk(item, f"{fqn}.{name}" if fqn else str(name), inner, name)
+        yield from _walk(item, join_fqn(fqn, name), inner, name)
 
 
-def _has_fields(value: Any) -> bool:
+def is_node(value: Any) -> bool:
+    """Whether this is a node of a config tree: an instance of a dataclass."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def join_fqn(fqn: str, name: object) -> str:
+    """The FQN of what is called `name` in the node `fqn`."""
+    return f"{fqn}.{name}" if fqn else str(name)
