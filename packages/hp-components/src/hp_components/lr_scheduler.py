@@ -15,6 +15,7 @@ from typing import Any, Literal
 from hp_protocols.configurable import Configurable
 from hp_protocols.errors import ConfigError, Fault
 
+from ._rank_zero import log
 from .optimizer import OptimizersContainer
 
 __all__ = ["LRSchedulersContainer"]
@@ -117,8 +118,8 @@ class LRSchedulersContainer(Configurable):
         if training_steps < 1:
             raise ValueError(f"training_steps={training_steps}: a schedule needs at least one step")
         self.schedule = _schedule(config, config.total_steps or training_steps)
-        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        self._base_lrs = [group["initial_lr"] for group in self._groups]
+        self._optimizers = optimizers
+        self._base_lrs = [group["initial_lr"] for group in optimizers.param_groups]
         self._floors = [_floor(config, base_lr) for base_lr in self._base_lrs]
         self._step = 0
         self._apply()
@@ -130,7 +131,7 @@ class LRSchedulersContainer(Configurable):
 
     def get_last_lr(self) -> list[float]:
         """The rate of each parameter group, as the next optimizer step will use it."""
-        return [group["lr"] for group in self._groups]
+        return [group["lr"] for group in self._optimizers.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
         """The step, and the schedule it belongs to (to notice a changed one)."""
@@ -141,7 +142,9 @@ class LRSchedulersContainer(Configurable):
         saved, own = state_dict["schedule"], self._described()
         for name in sorted(own.keys() | saved.keys()):
             if saved.get(name) != own.get(name):
-                logger.warning(
+                log(
+                    logger,
+                    logging.WARNING,
                     "learning-rate schedule: %s was %s when the checkpoint was saved and is %s now; "
                     "this run goes on with %s",
                     name,
@@ -163,7 +166,9 @@ class LRSchedulersContainer(Configurable):
         }
 
     def _apply(self) -> None:
-        for group, base_lr, floor in zip(self._groups, self._base_lrs, self._floors, strict=True):
+        # Looked up anew each time: loading an optimizer's state replaces its group objects.
+        groups = self._optimizers.param_groups
+        for group, base_lr, floor in zip(groups, self._base_lrs, self._floors, strict=True):
             group["lr"] = base_lr * self.schedule.factor(self._step, floor)
 
 
@@ -171,7 +176,9 @@ def _schedule(config: LRSchedulersContainer.Config, total_steps: int) -> Schedul
     """The phases in whole steps, clamped to the total."""
     warmup_steps = config.warmup_steps
     if warmup_steps > total_steps:
-        logger.warning(
+        log(
+            logger,
+            logging.WARNING,
             "learning-rate schedule: warmup of %d steps is longer than the run of %d steps; it is clamped to %d",
             warmup_steps,
             total_steps,
@@ -182,7 +189,9 @@ def _schedule(config: LRSchedulersContainer.Config, total_steps: int) -> Schedul
     if config.decay_ratio is not None:
         wanted = round(total_steps * config.decay_ratio)
         if wanted > decay_steps:
-            logger.warning(
+            log(
+                logger,
+                logging.WARNING,
                 "learning-rate schedule: warmup (%d) and decay (%d) are longer than the run of %d steps; "
                 "the decay is clamped to %d",
                 warmup_steps,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,13 @@ from torch.distributed.checkpoint.state_dict import (
 from hp_protocols.configurable import Configurable
 from hp_protocols.errors import ConfigError, Fault, nearest
 
+from ._rank_zero import log
+
 __all__ = ["OptimizersContainer"]
 
 logger = logging.getLogger(__name__)
 
-_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam}
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam}
 _DEFAULT_DECAY_KEYWORDS = ("bias", "norm")
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -70,7 +72,7 @@ class OptimizersContainer(Configurable):
             """Values that no optimizer could have."""
             faults = []
             if self.name not in _OPTIMIZERS:
-                close = nearest(self.name, _OPTIMIZERS)
+                close = _same_letters(self.name) or nearest(self.name, _OPTIMIZERS)
                 faults.append(
                     Fault(
                         f"{path}.name",
@@ -136,7 +138,8 @@ class OptimizersContainer(Configurable):
         for model, optimizer in zip(self.model_parts, self.optimizers, strict=True):
             _fill_missing_state(optimizer)
             own = [_hyperparameters(group) for group in optimizer.param_groups]
-            set_optimizer_state_dict(model, optimizer, state_dict, options=_FLAT)
+            complete = {**get_optimizer_state_dict(model, optimizer, options=_FLAT), **state_dict}
+            set_optimizer_state_dict(model, optimizer, complete, options=_FLAT)
             for group, values in zip(optimizer.param_groups, own, strict=True):
                 _keep_own(group, values)
 
@@ -157,7 +160,9 @@ class OptimizersContainer(Configurable):
 
     def _split(self, model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Trainable parameters with and without weight decay, each once."""
-        decaying, plain, unused = [], [], set(self.config.decay_keywords)
+        decaying: list[nn.Parameter] = []
+        plain: list[nn.Parameter] = []
+        unused = set(self.config.decay_keywords)
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue
@@ -175,7 +180,9 @@ class OptimizersContainer(Configurable):
                     for keyword in mistaken
                 ]
             )
-        logger.info(
+        log(
+            logger,
+            logging.INFO,
             "optimizer %s: weight decay %g on %d tensors, none on %d (names with %s)",
             self.config.name,
             self.config.weight_decay,
@@ -184,6 +191,10 @@ class OptimizersContainer(Configurable):
             ", ".join(self.config.decay_keywords) or "nothing",
         )
         return decaying, plain
+
+
+def _same_letters(name: str) -> str | None:
+    return next((known for known in _OPTIMIZERS if known.lower() == name.lower()), None)
 
 
 def _kernels(config: OptimizersContainer.Config, device_type: str) -> tuple[bool, bool]:
@@ -238,7 +249,9 @@ def _keep_own(group: dict[str, Any], own: dict[str, Any]) -> None:
         if name == "lr" and same_base:
             continue
         if name not in ("lr", "foreach", "fused") and loaded.get(name) != value:
-            logger.warning(
+            log(
+                logger,
+                logging.WARNING,
                 "optimizer: %s was %s when the checkpoint was saved and is %s now; this run goes on with %s",
                 "lr" if name == "initial_lr" else name,
                 loaded.get(name),

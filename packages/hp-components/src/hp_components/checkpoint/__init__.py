@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from .errors import CheckpointError
     from .folder import CheckpointInfo, list_checkpoints
     from .lock import RunLock
-    from .manager import CheckpointManager, load_model
+    from .manager import CheckpointManager
+    from .storage import load_model
 
 __all__ = ["CheckpointError", "CheckpointInfo", "CheckpointManager", "RunLock", "list_checkpoints", "load_model"]
 
@@ -24,7 +25,7 @@ _HOME = {
     "CheckpointManager": "manager",
     "RunLock": "lock",
     "list_checkpoints": "folder",
-    "load_model": "manager",
+    "load_model": "storage",
 }
 
 

@@ -57,7 +57,7 @@ def on_rank_zero(what: str, work: Callable[[], T]) -> T:
     """Run `work` on rank 0 and give its result to every rank; errors as in `on_all_ranks`."""
     platform = get_platform()
     result = on_all_ranks(what, work if platform.rank() == 0 else lambda: None)
-    return platform.broadcast_object(result)  # type: ignore[no-any-return]
+    return platform.broadcast_object(result)
 
 
 def _reason(error: BaseException | None) -> str | None:

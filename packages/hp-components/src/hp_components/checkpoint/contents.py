@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
+from hp_components._rank_zero import log
 from hp_protocols.errors import Fault
 
 __all__ = ["ModelParts", "compare", "pack", "unpack"]
@@ -92,20 +93,19 @@ def compare(
     """
     saved = metadata.state_dict_metadata
     missing = [name for name in wanted if name not in saved and name.startswith(prefixes)]
-    misshapen, converted = [], []
-    for name, value in wanted.items():
-        entry = saved.get(name)
-        if not isinstance(value, torch.Tensor) or not isinstance(entry, TensorStorageMetadata):
-            continue
-        if tuple(entry.size) != tuple(value.shape):
-            misshapen.append(f"{name} (checkpoint {tuple(entry.size)}, here {tuple(value.shape)})")
-        elif entry.properties.dtype != value.dtype:
-            converted.append(f"{name} ({entry.properties.dtype} → {value.dtype})")
-    extra = [name for name in saved if name.startswith(prefixes) and name not in everywhere]
+    extra = [name for name in saved if name not in everywhere and name.startswith(prefixes)]
+    # Hyperparameters follow this run's config anyway; a release of torch may add some and drop others.
+    missing, new = _apart(missing)
+    extra, gone = _apart(extra)
+    for names, what in ((new, "not in the checkpoint, this run's are used"), (gone, "in the checkpoint, not used")):
+        if names:
+            kinds = sorted({name.rsplit(".", 1)[-1] for name in names})
+            log(logger, logging.WARNING, "%s: hyperparameters %s: %s", where, what, ", ".join(kinds))
+    misshapen, converted = _misfits(wanted, saved)
     if converted:
-        logger.warning("%s: %d tensors are converted on load: %s", where, len(converted), _listed(converted))
-    return [
-        Fault(where, f"{len(names)} {problem}: {_listed(names)}", hint=_HINT)
+        log(logger, logging.WARNING, "%s: %d tensors change type: %s", where, len(converted), _listed(converted))
+    problems = [
+        f"{len(names)} {problem}: {_listed(names)}"
         for names, problem in (
             (missing, "names of this run are missing in the checkpoint"),
             (extra, "names in the checkpoint are unknown to this run"),
@@ -113,6 +113,28 @@ def compare(
         )
         if names
     ]
+    hints = [None] * (len(problems) - 1) + [_HINT]
+    return [Fault(where, problem, hint=hint) for problem, hint in zip(problems, hints, strict=False)]
+
+
+def _apart(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(everything else, hyperparameters of the optimizer)."""
+    hyper = [name for name in names if name.startswith("optimizer.param_groups.")]
+    return [name for name in names if name not in set(hyper)], hyper
+
+
+def _misfits(wanted: Mapping[str, Any], saved: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """(tensors of another shape, tensors of another type), each with both."""
+    shapes, types = [], []
+    for name, value in wanted.items():
+        entry = saved.get(name)
+        if not isinstance(value, torch.Tensor) or not isinstance(entry, TensorStorageMetadata):
+            continue
+        if tuple(entry.size) != tuple(value.shape):
+            shapes.append(f"{name} (checkpoint {tuple(entry.size)}, here {tuple(value.shape)})")
+        elif entry.properties.dtype != value.dtype:
+            types.append(f"{name} ({entry.properties.dtype} → {value.dtype})")
+    return shapes, types
 
 
 _HINT = (

@@ -95,7 +95,12 @@ def publish(partial: Path, step: int, token: str, world_size: int) -> Path:
     replaced = partial.parent / f".step-{step}.replaced-{token}"
     if target.exists():
         target.rename(replaced)
-    partial.rename(target)
+    try:
+        partial.rename(target)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(target)
+        raise
     sync_folder(partial.parent)
     if replaced.exists():
         logger.info("checkpoint step-%d replaces the one an earlier run had saved there", step)

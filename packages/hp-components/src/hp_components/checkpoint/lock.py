@@ -16,7 +16,7 @@ from typing import Self
 
 from hp_protocols.errors import ConfigError, Fault
 
-__all__ = ["RunLock"]
+__all__ = ["RunLock", "held_by_another"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class RunLock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "unknown"
+            holder = _holder(fd) or "it does not say which"
             raise ConfigError(
                 Fault(
                     str(self.path.parent),
@@ -98,7 +98,7 @@ class RunLock:
                 error.strerror,
             )
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        os.pwrite(fd, f"{_this_process()}\n".encode(), 0)
 
     def _forget_in_child(self) -> None:
         if self._fd is not None:
@@ -113,3 +113,29 @@ class RunLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def held_by_another(run_folder: str | os.PathLike[str]) -> bool:
+    """Whether a run in another process holds the folder's lock."""
+    try:
+        fd = os.open(Path(run_folder) / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(fd) != _this_process()
+    except OSError as error:
+        if error.errno not in _NO_LOCKS_HERE:
+            raise
+    finally:
+        os.close(fd)
+    return False
+
+
+def _this_process() -> str:
+    return f"pid {os.getpid()} on {socket.gethostname()}"
+
+
+def _holder(fd: int) -> str:
+    return os.pread(fd, 200, 0).decode(errors="replace").strip()

@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,18 +19,21 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.stateful import Stateful
 
+from hp_components._rank_zero import log
 from hp_protocols.configurable import Configurable
 from hp_protocols.errors import ConfigError, Fault
 from hp_protocols.platform import get_platform
 
 from . import folder as folders
 from .agreement import on_all_ranks, on_rank_zero
-from .contents import ModelParts, compare, pack, unpack
+from .contents import ModelParts, pack, unpack
 from .errors import CheckpointError
 from .folder import CheckpointInfo, list_checkpoints
+from .lock import held_by_another
 from .rng import capture_rng, rederive_rng, restore_rng
+from .storage import matching_contents, read, require_states, write
 
-__all__ = ["CheckpointManager", "load_model"]
+__all__ = ["CheckpointManager"]
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +96,7 @@ class CheckpointManager(Configurable):
         model_parts: Sequence[nn.Module],
         optimizers: Stateful | None = None,
         states: Mapping[str, Stateful] | None = None,
+        device_type: str | None = None,
     ) -> None:
         """
         Args:
@@ -102,17 +106,20 @@ class CheckpointManager(Configurable):
             optimizers: the state of the optimizers, keyed by parameter name.
             states: everything else by name (schedule, dataloader, step and tokens, metrics). Each is the same on
                 every rank; rank 0's is saved, and every rank loads it. Loaded in this order, after the optimizers.
+            device_type: whose random numbers to save besides the cpu's; None means the platform's device.
         """
         if faults := config.faults("checkpoint"):
             raise ConfigError(faults)
         self.config = config
-        self.folder = Path(run_folder) / config.folder
+        self.run_folder = Path(run_folder)
+        self.folder = self.run_folder / config.folder
         self._model = ModelParts(model_parts)
         self._optimizers = optimizers
         self._states = dict(states or {})
+        self._device_type = device_type
         self._on_disk: int | None = None  # the step this process saved or loaded last
         if config.enable:
-            on_rank_zero(f"tidy up {self.folder}", lambda: folders.tidy(self.folder))
+            on_rank_zero(f"tidy up {self.folder}", self._tidy)
 
     def should_save(self, step: int) -> bool:
         """Whether `step` is one after which to save."""
@@ -149,7 +156,8 @@ class CheckpointManager(Configurable):
         except CheckpointError as error:
             if force:
                 raise
-            _log(
+            log(
+                logger,
                 logging.ERROR,
                 "checkpoint of step %d NOT saved: %s. Training goes on; %s",
                 step,
@@ -158,7 +166,7 @@ class CheckpointManager(Configurable):
             )
             return False
         self._on_disk = step
-        _log(logging.INFO, "saved checkpoint %s (%.2f s)", path, time.perf_counter() - began)
+        log(logger, logging.INFO, "saved checkpoint %s (%.2f s)", path, time.perf_counter() - began)
         return True
 
     def load(self, step: int | None = None) -> int | None:
@@ -175,7 +183,7 @@ class CheckpointManager(Configurable):
             CheckpointError: it could not be read.
         """
         if not self.config.enable:
-            _log(logging.INFO, "checkpoints are disabled: starting from step 0")
+            log(logger, logging.INFO, "checkpoints are disabled: starting from step 0")
             return None
         info = on_rank_zero(f"choose a checkpoint in {self.folder}", lambda: self._choose(step))
         if info is None:
@@ -183,6 +191,12 @@ class CheckpointManager(Configurable):
         self._read(info)
         self._on_disk = info.step
         return info.step
+
+    def _tidy(self) -> None:
+        if held_by_another(self.run_folder):
+            logger.info("%s is in use by another process; what looks left over is not touched", self.run_folder)
+        else:
+            folders.tidy(self.folder)
 
     def _choose(self, step: int | None) -> CheckpointInfo | None:
         found = {info.step: info for info in list_checkpoints(self.folder)}
@@ -227,7 +241,7 @@ class CheckpointManager(Configurable):
         try:
             on_rank_zero(f"make {partial}", lambda: partial.mkdir(parents=True))
             contents = on_all_ranks("collect the state", lambda: self._contents(partial))
-            on_all_ranks(f"write {partial}", lambda: _save(contents, partial))
+            on_all_ranks(f"write {partial}", lambda: write(contents, partial))
             return on_rank_zero(
                 f"finish step-{step}", lambda: self._publish(partial, step, token, platform.world_size())
             )
@@ -253,7 +267,7 @@ class CheckpointManager(Configurable):
                 f"rank 0 made {partial}, but this rank does not see it: checkpoints need a folder that all hosts share"
             )
         contents = self._tensors()
-        contents["rng"] = {f"rank{rank}": pack("rng", capture_rng())}
+        contents["rng"] = {f"rank{rank}": pack("rng", capture_rng(self._device_type))}
         if rank == 0:
             contents["rng"]["world_size"] = platform.world_size()
             contents["states"] = {name: pack(name, state.state_dict()) for name, state in self._states.items()}
@@ -267,13 +281,13 @@ class CheckpointManager(Configurable):
 
     def _read(self, info: CheckpointInfo) -> None:
         reader = dcp.FileSystemReader(info.path)
-        contents = _matching_contents(reader, self._tensors, str(info.path))
+        contents = matching_contents(reader, self._tensors, str(info.path))
         saved = reader.read_metadata().state_dict_metadata
         ranks = self._saved_ranks(info)
         contents["rng"] = {f"rank{rank}": b"" for rank in ranks}
         contents["states"] = dict.fromkeys(self._states, b"")
-        on_all_ranks(f"load {info.path}", lambda: _require_states(contents, saved, info.path))
-        on_all_ranks(f"load {info.path}", lambda: _load(contents, reader))
+        on_all_ranks(f"load {info.path}", lambda: require_states(contents, saved, info.path))
+        on_all_ranks(f"load {info.path}", lambda: read(contents, reader))
         on_all_ranks(f"restore {info.path}", lambda: self._restore(contents, info, ranks))
 
     def _restore(self, contents: dict[str, Any], info: CheckpointInfo, ranks: Sequence[int]) -> None:
@@ -285,11 +299,16 @@ class CheckpointManager(Configurable):
             state.load_state_dict(unpack(contents["states"][name]))
         rng = [unpack(contents["rng"][f"rank{rank}"]) for rank in ranks]
         if info.world_size == platform.world_size():
-            restore_rng(rng[0], info.step)
+            restore_rng(rng[0], info.step, self._device_type)
         elif rng:
             rederive_rng([state["seed"] for state in rng], info.step, platform.rank(), platform.world_size())
         else:
-            _log(logging.WARNING, "%s: another program wrote it; random numbers start from this run's seed", info.path)
+            log(
+                logger,
+                logging.WARNING,
+                "%s is not from this package; random numbers start from the run's seed",
+                info.path,
+            )
 
     def _saved_ranks(self, info: CheckpointInfo) -> Sequence[int]:
         """The ranks whose random-number states this rank reads: its own, or all of them to derive new ones."""
@@ -301,65 +320,8 @@ class CheckpointManager(Configurable):
         return "there is no older checkpoint" if latest is None else f"the newest checkpoint is still step-{latest}"
 
 
-def load_model(model: nn.Module | Sequence[nn.Module], path: str | os.PathLike[str]) -> None:
-    """Load only the weights of the checkpoint folder `path` (`…/step-N`) into `model`, whatever its layout.
-
-    Raises:
-        ConfigError: there is no whole checkpoint, or it is of another model (every name that does not fit is told).
-    """
-    parts = ModelParts([model] if isinstance(model, nn.Module) else model)
-    info = folders.read_info(Path(path))
-    if info is None:
-        raise ConfigError(Fault(str(path), "is no whole checkpoint", allowed="a folder …/checkpoint/step-N"))
-    reader = dcp.FileSystemReader(info.path)
-    contents = _matching_contents(reader, lambda: {"model": parts.state_dict()}, str(info.path))
-    on_all_ranks(f"load {info.path}", lambda: _load(contents, reader))
-    on_all_ranks(f"restore {info.path}", lambda: parts.load_state_dict(contents["model"]))
-
-
-def _matching_contents(
-    reader: dcp.FileSystemReader, collect: Callable[[], dict[str, Any]], where: str
-) -> dict[str, Any]:
-    """What `collect` gives, to be overwritten by a load, after comparing it with what the checkpoint holds."""
-    contents, metadata = on_all_ranks(f"read {where}", lambda: (collect(), reader.read_metadata()))
-    flat = {f"{part}.{name}": value for part, values in contents.items() for name, value in values.items()}
-    # With pipeline stages each rank wants only its own part; left over is what no rank wants.
-    everywhere = set().union(*get_platform().all_gather_object(set(flat)))
-    prefixes = tuple(f"{part}." for part in contents)
-
-    def require_fit() -> None:
-        if faults := compare(flat, everywhere, metadata, where, prefixes):
-            raise ConfigError(faults)
-
-    on_all_ranks(f"load {where}", require_fit)
-    return contents
-
-
-def _require_states(contents: Mapping[str, Mapping[str, Any]], saved: Mapping[str, Any], path: Path) -> None:
-    wanted = {f"{part}.{name}" for part in ("states", "rng") for name in contents[part]}
-    if missing := sorted(wanted - saved.keys()):
-        raise ConfigError(Fault(str(path), f"holds no {', '.join(missing)}"))
-    if unknown := sorted(name for name in saved if name.startswith("states.") and name not in wanted):
-        _log(logging.WARNING, "%s: not loaded, since this run has no such part: %s", path, ", ".join(unknown))
-
-
-def _save(contents: dict[str, Any], path: Path) -> None:
-    writer = dcp.FileSystemWriter(path, sync_files=True, overwrite=False)
-    dcp.save(contents, storage_writer=writer, no_dist=not get_platform().is_initialized())
-
-
-def _load(contents: dict[str, Any], reader: dcp.FileSystemReader) -> None:
-    dcp.load(contents, storage_reader=reader, no_dist=not get_platform().is_initialized())
-
-
 def _discard(partial: Path) -> None:
     try:
         folders.discard(partial)
     except OSError as error:
         logger.error("%s: could not be removed after the failed save (%s); the next start removes it", partial, error)
-
-
-def _log(level: int, message: str, *arguments: object) -> None:
-    """One line per run, from rank 0: every rank comes by here with the same to say."""
-    if get_platform().rank() == 0:
-        logger.log(level, message, *arguments)

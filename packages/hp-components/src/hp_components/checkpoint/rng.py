@@ -20,29 +20,29 @@ __all__ = ["capture_rng", "rederive_rng", "restore_rng"]
 logger = logging.getLogger(__name__)
 
 
-def capture_rng() -> dict[str, Any]:
+def capture_rng(device_type: str | None = None) -> dict[str, Any]:
     """This process's generator states, in types that load without running code."""
     platform = get_platform()
     version, internal, gauss = random.getstate()
     state: dict[str, Any] = {
         "seed": platform.initial_seed(),
-        "torch": dict(platform.get_rng_state()),
+        "torch": dict(platform.get_rng_state(device_type)),
         "python": [version, list(internal), gauss],
     }
     if "numpy" in sys.modules:
         import numpy as np
 
         name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-        state["numpy"] = [name, keys.tolist(), position, has_gauss, cached]
+        state["numpy"] = [name, np.asarray(keys).tolist(), position, has_gauss, cached]
     return state
 
 
-def restore_rng(state: dict[str, Any], step: int) -> None:
+def restore_rng(state: dict[str, Any], step: int, device_type: str | None = None) -> None:
     """Put every generator where `capture_rng` found it."""
     platform = get_platform()
-    here = platform.get_rng_state()
+    here = platform.get_rng_state(device_type)
     if here.keys() == state["torch"].keys():
-        platform.set_rng_state(state["torch"])
+        platform.set_rng_state(state["torch"], device_type)
     else:
         logger.warning(
             "random numbers: the checkpoint was saved with generators for %s, this process has %s; "
@@ -51,7 +51,7 @@ def restore_rng(state: dict[str, Any], step: int) -> None:
             sorted(here),
         )
         platform.manual_seed(_derived(state["seed"], step))
-        platform.set_rng_state({**platform.get_rng_state(), "cpu": state["torch"]["cpu"]})
+        platform.set_rng_state({**platform.get_rng_state(device_type), "cpu": state["torch"]["cpu"]}, device_type)
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     if "numpy" in state:
