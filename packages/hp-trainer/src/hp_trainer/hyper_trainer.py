@@ -120,7 +120,7 @@ class HyperTrainer(Configurable):
     def choose_run_folder(self) -> None:
         chosen = self.config.dump_folder or str(default_run_folder(self.config.recipe.rpartition(".")[2] or "run"))
         self.run_folder = RunFolder(Path(self.environment.broadcast(chosen)))
-        self.config.dump_folder = str(self.run_folder.path)
+        self.config.dump_folder = str(self.run_folder.path.absolute())
 
     def choose_seed(self) -> None:
         if self.config.debug.seed is None:

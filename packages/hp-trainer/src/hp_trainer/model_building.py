@@ -5,6 +5,7 @@ In: the trainer's config, the environment, a seed. Out: a `BuiltModel`. Paramete
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,11 +56,12 @@ def build_model(config: HyperTrainer.Config, environment: Environment, seed: int
         ConfigError: the model cannot be built or sharded with these options.
     """
     spec, platform = config.model_spec, environment.platform
-    model_config = spec.model
-    if model_config is None:
+    if spec.model is None:
         raise ConfigError(
             Fault("model_spec", f"{spec.name} has no model config (ModelSpec v1); HyperTrainer builds v2 models only")
         )
+    # A copy, since the run's length and shardings are filled in: the recorded config stays the one that was given.
+    model_config = copy.deepcopy(spec.model)
     model_config.update_from_config(trainer_config=config)
     with platform.init_on_device("meta"), default_dtype(platform.dtype_map[config.training.dtype]):
         model: BaseModel = model_config.build()

@@ -8,19 +8,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hp_config import ConfigManager
-from hp_trainer.run_folder import default_run_folder
+from hp_trainer.run_folder import RESOLVED, default_run_folder
 
 if TYPE_CHECKING:
     from hp_trainer.hyper_trainer import HyperTrainer
 
 
 def load_config(arguments: list[str], world_size: int) -> HyperTrainer.Config:
-    """The checked config of these arguments.
+    """The checked config of these arguments. A run's own resolved.yaml means that run, wherever its folder is now.
 
     Raises:
         ConfigError: every mistake in them, and in the layout for this many processes.
     """
-    return ConfigManager().parse_args(arguments, world_size=world_size)
+    manager = ConfigManager()
+    config = manager.parse_args(arguments, world_size=world_size)
+    asked_for = any(word.replace("-", "_").startswith("__dump_folder") for word in arguments)
+    if manager.file is not None and manager.file.name == RESOLVED and not asked_for:
+        config.dump_folder = str(manager.file.parent)
+    return config
 
 
 def prepare(config: HyperTrainer.Config) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hp_protocols.errors import ConfigError
 
 if TYPE_CHECKING:
+    from hp_protocols.distributed import ParallelDims
     from hp_trainer.hyper_trainer import HyperTrainer, TrainResult
     from hp_trainer.launch import Launch
 
@@ -32,12 +33,19 @@ def opening(trainer: HyperTrainer) -> str:
         f"model      {spec.name}/{spec.flavor}, {trainer.model.parameters / 1e6:,.2f} M parameters, {training.dtype}",
         f"data       {trainer.dataloader}",
         f"batch      {rows} rows of {training.seq_len} tokens, {training.steps} steps",
-        f"processes  {environment.world_size} on {environment.device.type} ({environment.parallel_dims})",
+        f"processes  {environment.world_size} on {environment.device.type}{describe_layout(environment.parallel_dims)}",
         f"run folder {trainer.run_folder.path}",
     ]
     if trainer.state.step:
         lines.append(f"resuming   after step {trainer.state.step}")
     return "\n".join(lines)
+
+
+def describe_layout(dims: ParallelDims) -> str:
+    """The degrees above 1, as ` (dp_shard 2)`; nothing for one process."""
+    names = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")
+    shown = ", ".join(f"{name} {getattr(dims, name)}" for name in names if getattr(dims, name) > 1)
+    return f" ({shown})" if shown else ""
 
 
 def closing(trainer: HyperTrainer, result: TrainResult, launch: Launch) -> str:
