@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ RECIPES = {
 SITE = Path(tempfile.mkdtemp(prefix="hp-config-tests-"))
 
 
-def declare(folder: Path, name: str, recipes: dict[str, str]) -> None:
+def write_metadata(folder: Path, name: str, recipes: dict[str, str]) -> None:
     """Write the metadata of an installed distribution that offers `recipes`."""
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
@@ -36,7 +37,7 @@ def declare(folder: Path, name: str, recipes: dict[str, str]) -> None:
 def pytest_configure() -> None:
     for module in (Path(__file__).parent / "toy").glob("*.py"):
         shutil.copy(module, SITE)
-    declare(SITE, "toy-trainer", RECIPES)
+    write_metadata(SITE, "toy-trainer", RECIPES)
     sys.path.insert(0, str(SITE))
 
 
@@ -49,3 +50,21 @@ def pytest_unconfigure() -> None:
 def site() -> Path:
     """The folder that subprocesses put on their path to find the toy trainer."""
     return SITE
+
+
+@pytest.fixture(scope="session")
+def toy_recipes() -> dict[str, str]:
+    """The entry points of the toy trainer: name → function."""
+    return RECIPES
+
+
+@pytest.fixture
+def declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, dict[str, str]], Path]:
+    """Install a distribution with the given recipes in a folder on sys.path; returns the folder."""
+
+    def install(name: str, recipes: dict[str, str]) -> Path:
+        write_metadata(tmp_path, name, recipes)
+        monkeypatch.syspath_prepend(tmp_path)
+        return tmp_path
+
+    return install

@@ -6,13 +6,15 @@ This runs before tyro, which knows fewer forms (`--x=true`), stops at the first 
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, get_args
 
 from hp_config.availability import TORCHTITAN_ONLY
-from hp_config.coerce import FALSE_WORDS, TRUE_WORDS, coerce, container_kind, describe, strip_annotated
+from hp_config.coerce import coerce, container_kind, describe, strip_annotated
 from hp_config.tree import Option, find_nodes, find_options, find_refused
 from hp_protocols.errors import ConfigError, Fault, nearest
 
@@ -78,6 +80,10 @@ def split_words(argv: Sequence[str]) -> Words:
             options.append(word)
     if faults:
         raise ConfigError(faults)
+    if file and chosen and not Path(file).exists():
+        # Next to --module no file belongs; this is a misplaced word, such as an option without its dashes.
+        options.insert(0, file)
+        file = None
     return Words(chosen.get("--module"), chosen.get("--config"), file, wants_help, tuple(options))
 
 
@@ -99,7 +105,7 @@ def read_flags(words: Sequence[str], config: Any) -> FlagReading:
             if not equals and left and not _is_flag(left[0]):
                 left.pop(0)
             continue
-        values = [given] if equals else _take_values(option, negated, left)
+        values = [given] if equals else _take_values(option, left)
         _read_one(option, negated, values, reading, word)
     return reading
 
@@ -120,11 +126,8 @@ def _look_up(path: str, options: Mapping[str, Option]) -> tuple[Option | None, b
     return None, False
 
 
-def _take_values(option: Option, negated: bool, left: list[str]) -> list[str]:
-    """Take the words that are the value of an option written without `=`."""
-    if _is_boolean(option):
-        takes = not negated and left and left[0].lower() in TRUE_WORDS | FALSE_WORDS
-        return [left.pop(0)] if takes else []
+def _take_values(option: Option, left: list[str]) -> list[str]:
+    """Take the words that are the value of an option written without `=`; a word never stands on its own."""
     values: list[str] = []
     while left and not _is_flag(left[0]):
         values.append(left.pop(0))
@@ -205,9 +208,10 @@ def guess_option(path: str, known: Mapping[str, Any]) -> str | None:
     guess = nearest(path, same_name or known)
     if guess is not None or same_name:
         return guess or same_name[0]
+    # Names are short; what is only half alike is another word.
     names = {other.rpartition(".")[2]: other for other in known}
-    guess = nearest(last, names)
-    return names[guess] if guess else None
+    close = difflib.get_close_matches(last, names, n=1, cutoff=0.75)
+    return names[close[0]] if close else None
 
 
 def _stray(word: str, options: Mapping[str, Option]) -> Fault:

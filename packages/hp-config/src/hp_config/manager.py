@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
+import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +19,7 @@ from typing import Any
 
 from hp_config.command_line import apply_options, load_tyro, print_help
 from hp_config.document import Document, read_document
-from hp_config.flags import FlagReading, Words, read_flags, split_words
+from hp_config.flags import Words, read_flags, split_words
 from hp_config.recipes import find_recipe
 from hp_config.tree import replace_at
 from hp_config.validation import find_faults
@@ -112,62 +114,75 @@ def _from_file(words: Words) -> _Origin:
     reading: TreeReading = read_trainer(document)
     faults = tuple(_relocate(reading.faults, {}, document))
     if reading.config is None:
-        raise ConfigError(faults)
+        raise ConfigError(_in_order(faults, document))
     return _Origin(reading.config, reading.module, reading.recipe, document, faults, frozenset(reading.unsure))
 
 
 def _foreign_file(document: Document) -> Fault:
-    keys = set(document.data) if isinstance(document.data, Mapping) else set()
-    if keys & {"model", "data", "train"}:
-        return Fault(
-            str(document.path),
-            "is a YAML of the legacy trainer (model, data, train); reading those is not available yet",
-            hint="start from a recipe (`hp list`), or from a run's resolved.yaml",
-        )
+    if not isinstance(document.data, Mapping):
+        allowed = f"a file that begins with `{FORMAT_KEY}: 1`, such as a run's resolved.yaml"
+        return Fault(str(document.path), "is no configuration", allowed)
     return Fault(
         str(document.path),
-        f"is no configuration: its first key is not {FORMAT_KEY}",
-        allowed=f"a file that begins with `{FORMAT_KEY}: 1`, such as a run's resolved.yaml",
+        f"does not begin with {FORMAT_KEY}, so it is read as a YAML of the legacy trainer (model, data, train); "
+        "that reader is not available yet",
+        hint="start from a recipe (`hp list`), or from a run's resolved.yaml",
     )
 
 
 def _finish(origin: _Origin, options: Sequence[str], world_size: int | None) -> Any:
     """Apply the options and check everything; raises with all faults at once."""
     flags = read_flags(options, origin.config)
-    faults = [*origin.faults, *flags.faults]
+    faults, values, unsure = [*origin.faults, *flags.faults], dict(flags.values), origin.unsure | flags.unsure
     try:
-        config = _apply(origin, flags)
+        config = _apply(origin, values)
     except ConfigError as error:
-        raise ConfigError([*faults, *_relocate(error.faults, flags.values, origin.document)]) from error
-    wrong = find_faults(config, world_size, unsure=origin.unsure | flags.unsure)
-    faults += _relocate(wrong, flags.values, origin.document)
+        # A section refuses its values as a whole. It is left as it was, and the others are still checked.
+        faults += _relocate(error.faults, values, origin.document)
+        refused = {path for fault in error.faults for path in fault.where.split(", ")}
+        unsure |= refused
+        config = replace_at(origin.config, {path: value for path, value in values.items() if path not in refused})
+    faults += _relocate(find_faults(config, world_size, unsure), values, origin.document)
     if faults:
-        raise ConfigError(faults)
+        raise ConfigError(_in_order(faults, origin.document))
     return _clamp_warmup(config)
 
 
-def _apply(origin: _Origin, flags: FlagReading) -> Any:
-    if not flags.values:
+def _apply(origin: _Origin, values: Mapping[str, Any]) -> Any:
+    if not values:
         return origin.config
     if origin.document is not None:
         # A file works without tyro; the values are the same, since both ways read them by `coerce`.
-        return replace_at(origin.config, flags.values)
-    return apply_options(origin.config, flags.values)
+        return replace_at(origin.config, values)
+    return apply_options(origin.config, values)
 
 
 def _relocate(faults: Sequence[Fault], typed: Collection[str], document: Document | None) -> list[Fault]:
-    """Faults with the place the user knows: the flag if it was typed, else file and line, else the path as it is."""
-    found = []
-    for fault in faults:
-        path = fault.where
-        flag = next((flag for flag in typed if path == flag or path.startswith((f"{flag}[", f"{flag}."))), None)
-        if flag is not None:
-            found.append(replace(fault, where=f"--{path}"))
-        elif document is not None:
-            found.append(replace(fault, where=f"{document.place(f'trainer.{path}')} ({path})"))
-        else:
-            found.append(fault)
-    return found
+    """Faults with the places the user knows; a fault of several fields has their paths joined by a comma."""
+    return [
+        replace(fault, where=", ".join(_place(path, typed, document) for path in fault.where.split(", ")))
+        for fault in faults
+    ]
+
+
+def _place(path: str, typed: Collection[str], document: Document | None) -> str:
+    """The flag if it was typed, else file and line, else the path as it is (the recipe's own value)."""
+    if any(path == flag or path.startswith((f"{flag}[", f"{flag}.")) for flag in typed):
+        return f"--{path}"
+    return f"{document.place(f'trainer.{path}')} ({path})" if document else path
+
+
+def _in_order(faults: Sequence[Fault], document: Document | None) -> list[Fault]:
+    """The faults of a file by line, then those of the command line as they were found."""
+    if document is None:
+        return list(faults)
+    start = re.compile(re.escape(f"{document.path}:") + r"(\d+)")
+
+    def line(fault: Fault) -> float:
+        found = start.match(fault.where)
+        return int(found[1]) if found else math.inf
+
+    return sorted(faults, key=line)
 
 
 def _clamp_warmup(config: Any) -> Any:

@@ -17,7 +17,7 @@ import yaml
 from hp_config.availability import TORCHTITAN_ONLY
 from hp_config.coerce import coerce, strip_annotated
 from hp_config.document import Document
-from hp_config.fields import fields_of
+from hp_config.fields import fields_of, is_node
 from hp_config.recipes import Recipe, find_recipe
 from hp_config.tree import join_path
 from hp_protocols.configurable import Configurable
@@ -44,10 +44,19 @@ def dump_yaml(config: Any, *, module: str | None = None, recipe: str | None = No
     """
     own_module, _, own_recipe = str(getattr(config, "recipe", "")).partition(".")
     head = {FORMAT_KEY: FORMAT, "module": module or own_module or None, "config": recipe or own_recipe or None}
-    document = {key: value for key, value in head.items() if value is not None} | {"trainer": to_plain(config)}
+    document = {key: value for key, value in head.items() if value is not None} | {"trainer": _sections_first(config)}
     # Aliases for equal parts would save lines and cost readers; wide lines keep values on one line.
     dumper = type("_Dumper", (yaml.SafeDumper,), {"ignore_aliases": lambda self, data: True})
     return yaml.dump(document, Dumper=dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+def _sections_first(config: Any) -> dict[str, Any]:
+    """The plain tree with the model last: it is long, and the sections are what a reader came for."""
+    tree, infos = to_plain(config), fields_of(type(config))
+    late = [name for name, info in infos.items() if not info.on_command_line and is_node(getattr(config, name))]
+    return {key: value for key, value in tree.items() if key not in late} | {
+        key: value for key, value in tree.items() if key in late
+    }
 
 
 @dataclass(slots=True)
