@@ -87,7 +87,8 @@ class PlainReader:
             init = {field.name for field in dataclasses.fields(cls) if field.init}
             node = cls(**{name: value for name, value in values.items() if name in init})
         except ConfigError as error:
-            self.faults += [dataclasses.replace(fault, where=join_fqn(fqn, fault.where)) for fault in error.faults]
+            prefix = f"{fqn}: " if fqn else ""
+            self.faults += [dataclasses.replace(fault, where=prefix + fault.where) for fault in error.faults]
             return None
         except (TypeError, ValueError) as error:
             self.fault(fqn or cls.__qualname__, f"{cls.__qualname__} refuses its values: {error}")
