@@ -1,4 +1,4 @@
-"""Configurable: binding of a Config to its class, building from an independent copy, replace, `super()` (M1, M2, M3)."""
+"""Configurable: binding of a Config to its class, building from an independent copy, replace, `super()` (M1–M3)."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,9 +62,8 @@ toy_spec.default_flavor = "small"  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)
-def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spec_registry, "_registered", {"toy_for_tests": toy_spec})
-    yield
 
 
 def distribution(folder: Path, name: str, module: str, source: str, points: dict[str, str]) -> None:

@@ -181,7 +181,7 @@ def test_placements_are_written_as_strings_and_come_back_as_torchs_own() -> None
     again = Everything.Config.from_dict(data)
     assert again == config
     assert again.sharding is not None
-    assert list(again.sharding.state_shardings["weight"])[0] is tp
+    assert next(iter(again.sharding.state_shardings["weight"])) is tp
     assert type(again.sharding.state_shardings["weight"][tp]) is Shard
     assert again.sharding.out_src_shardings == config.sharding.out_src_shardings  # type: ignore[union-attr]
 
