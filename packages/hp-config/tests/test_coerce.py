@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
 import pytest
+
 from hp_config import ConfigError
 from hp_config.coerce import coerce, conforms, container_kind, describe, is_supported
 
@@ -197,9 +198,7 @@ def test_an_annotation_without_a_reading_is_a_mistake_of_the_program() -> None:
         (Any, object(), True),
     ],
 )
-def test_conforms_tells_a_fitting_value_from_one_that_needs_conversion(
-    annotation: Any, value: Any, fits: bool
-) -> None:
+def test_conforms_tells_a_fitting_value_from_one_that_needs_conversion(annotation: Any, value: Any, fits: bool) -> None:
     assert conforms(annotation, value) is fits
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import toy_trainer
+
 from hp_config import ConfigError, ConfigManager
 from hp_config.flags import split_words
 
@@ -173,7 +174,7 @@ def test_a_mistake_is_named_as_it_was_typed(words: tuple[str, ...] | str, messag
 
 
 def test_a_word_before_module_is_no_file_unless_it_is_there() -> None:
-    with pytest.raises(ConfigError, match="training.steps=5: an option begins with two dashes"):
+    with pytest.raises(ConfigError, match=r"training\.steps=5: an option begins with two dashes"):
         ConfigManager().parse_args(["training.steps=5", *SMALL])
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import toy_trainer
-from hp_config import ConfigError, ConfigManager, Recipe, list_recipes
 
+from hp_config import ConfigError, ConfigManager, Recipe, list_recipes
 
 Declare = Callable[[str, dict[str, str]], Path]
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+
 from hp_config import (
     ActivationCheckpointConfig,
     CommConfig,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import toy_trainer
+
 from hp_config import ConfigError, ParallelismConfig, TrainingConfig, check_layout, find_faults, validate_config
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import toy_trainer
 import yaml
+
 from hp_config import ConfigError, ConfigManager, TrainingConfig, dump_yaml, load_yaml
 
 Write = Callable[[str], Path]

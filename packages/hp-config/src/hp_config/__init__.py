@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from hp_config.yaml_config import dump_yaml
     from hp_protocols.errors import ConfigError, Fault
     from hp_protocols.function import Function
-    from hp_protocols.platform import TORCH_DTYPE_MAP
+    from hp_protocols.platform import TORCH_DTYPE_MAP as TORCH_DTYPE_MAP
 
     __version__: str
 
+# Without TORCH_DTYPE_MAP, so that a star import needs no torch.
 __all__ = [
     "ActivationCheckpointConfig",
     "CommConfig",

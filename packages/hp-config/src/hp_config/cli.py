@@ -14,9 +14,10 @@ from hp_config.recipes import find_recipe
 from hp_config.yaml_config import dump_yaml
 from hp_protocols.errors import ConfigError, Fault
 
-__all__ = ["CommandResult", "diff", "show", "validate"]
+__all__ = ["Command", "CommandResult", "diff", "show", "validate"]
 
 CommandResult = tuple[int, str]
+Command = Callable[[Sequence[str]], CommandResult]
 WORLD_SIZE_FLAG = "--world-size"
 
 

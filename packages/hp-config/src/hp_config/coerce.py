@@ -343,10 +343,8 @@ def _coerce_sequence(annotation: Any, raw: Any, where: str, text: bool) -> Any:
         declared: Sequence[Any] = arguments
     else:
         declared = [arguments[0] if arguments else Any] * len(items)
-    values = _each(
-        (lambda d=d, item=item, i=i: coerce(d, item, f"{where}[{i}]", text=text))
-        for i, (d, item) in enumerate(zip(declared, items, strict=True))
-    )
+    places = [f"{where}[{index}]" for index in range(len(items))]
+    values = _coerce_each(zip(declared, items, places, strict=True), text)
     return container(values) if container in (tuple, set, frozenset) else values
 
 
@@ -356,19 +354,19 @@ def _coerce_mapping(annotation: Any, raw: Any, where: str, text: bool) -> dict[A
         raw = _split_mapping(raw, where)
     if not isinstance(raw, Mapping):
         raise _wrong(annotation, raw, where)
-    keys = _each((lambda k=k: coerce(key_type, k, f"{where}[{k}]")) for k in raw)
-    items = _each(
-        (lambda k=k, item=item: coerce(item_type, item, f"{where}[{k}]", text=text)) for k, item in raw.items()
-    )
+    places = [f"{where}[{key}]" for key in raw]
+    keys = _coerce_each([(key_type, key, place) for key, place in zip(raw, places, strict=True)], text)
+    items = _coerce_each([(item_type, item, place) for item, place in zip(raw.values(), places, strict=True)], text)
     return dict(zip(keys, items, strict=True))
 
 
-def _each(readings: Iterable[Callable[[], Any]]) -> list[Any]:
-    """The results of all readings, or one ConfigError with the faults of all."""
-    values, faults = [], []
-    for reading in readings:
+def _coerce_each(parts: Iterable[tuple[Any, Any, str]], text: bool) -> list[Any]:
+    """The values of all `(annotation, raw, place)`, or one ConfigError with the faults of all."""
+    values: list[Any] = []
+    faults: list[Fault] = []
+    for annotation, raw, where in parts:
         try:
-            values.append(reading())
+            values.append(coerce(annotation, raw, where, text=text))
         except ConfigError as error:
             faults.extend(error.faults)
     if faults:

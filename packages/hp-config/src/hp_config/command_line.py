@@ -7,8 +7,10 @@ leaf is read by `coerce`: tyro, YAML and the pre-pass cannot disagree about a va
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -94,7 +96,7 @@ def _mirror(node: Any, path: str) -> type:
             if info.name in NOT_YET.get(type(node).__name__, {}):
                 sentence += " Not available yet."
             leaf = _leaf(option, sentence)
-            mirrored.append((info.name, leaf, dataclasses.field(default_factory=lambda value=value: value)))
+            mirrored.append((info.name, leaf, dataclasses.field(default_factory=functools.partial(copy.copy, value))))
     mirror = dataclasses.make_dataclass(type(node).__name__, mirrored, kw_only=True)
     mirror.__doc__ = _first_sentence(type(node)) if path else ""
     return mirror

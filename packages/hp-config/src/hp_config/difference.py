@@ -52,8 +52,8 @@ def _diff(left: Any, right: Any, path: str) -> Iterator[Difference]:
             yield from _diff(left.get(key, ABSENT), right.get(key, ABSENT), join_path(path, key))
     elif isinstance(left, list) and isinstance(right, list) and _hold_trees(left, right):
         for index in range(max(len(left), len(right))):
-            pair = [side[index] if index < len(side) else ABSENT for side in (left, right)]
-            yield from _diff(*pair, join_path(path, index))
+            one, other = (side[index] if index < len(side) else ABSENT for side in (left, right))
+            yield from _diff(one, other, join_path(path, index))
     elif left != right or isinstance(left, bool) != isinstance(right, bool):
         yield Difference(path, left, right)
 

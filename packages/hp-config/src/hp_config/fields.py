@@ -47,9 +47,13 @@ def is_node(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-@functools.cache
 def fields_of(cls: type) -> Mapping[str, FieldInfo]:
     """The constructor's fields of a dataclass by name, in declaration order."""
+    return _fields_of(cls)
+
+
+@functools.cache
+def _fields_of(cls: Any) -> Mapping[str, FieldInfo]:
     infos = {}
     for field in dataclasses.fields(cls):
         if not field.init:
@@ -82,9 +86,13 @@ def _resolve(cls: type, field: dataclasses.Field[Any]) -> Any:
     return None
 
 
-@functools.cache
 def field_docs(cls: type) -> Mapping[str, str]:
     """The docstring below each field, its own class first, then what a base class says; empty without source."""
+    return _field_docs(cls)
+
+
+@functools.cache
+def _field_docs(cls: Any) -> Mapping[str, str]:
     docs: dict[str, str] = {}
     for owner in reversed(cls.__mro__):
         if dataclasses.is_dataclass(owner):
@@ -92,7 +100,7 @@ def field_docs(cls: type) -> Mapping[str, str]:
     return docs
 
 
-def _docs_in_source(cls: type) -> Iterator[tuple[str, str]]:
+def _docs_in_source(cls: Any) -> Iterator[tuple[str, str]]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError, SyntaxError):

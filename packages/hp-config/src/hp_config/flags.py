@@ -7,7 +7,6 @@ This runs before tyro, which knows fewer forms (`--x=true`), stops at the first 
 from __future__ import annotations
 
 import difflib
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +14,11 @@ from typing import Any, get_args
 
 from hp_config.availability import TORCHTITAN_ONLY
 from hp_config.coerce import coerce, container_kind, describe, strip_annotated
+from hp_config.notices import warn_once
 from hp_config.tree import Option, find_nodes, find_options, find_refused
 from hp_protocols.errors import ConfigError, Fault, nearest
 
 __all__ = ["FlagReading", "Words", "read_flags", "split_words"]
-
-logger = logging.getLogger(__name__)
 
 HELP_WORDS = ("-h", "--help")
 
@@ -154,7 +152,8 @@ def _read_one(option: Option, negated: bool, values: list[str], reading: FlagRea
         reading.unsure.add(option.path)
         return
     if option.path in reading.values and reading.values[option.path] != value:
-        logger.warning("%s is given twice: %r, then %r; the last one counts", flag, reading.values[option.path], value)
+        before = reading.values[option.path]
+        warn_once("%s is given twice: %r, then %r; the last one counts", flag, before, value)
     reading.values[option.path] = value
 
 

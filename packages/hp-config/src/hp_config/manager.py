@@ -7,9 +7,7 @@ with its place: the flag that was typed, or file and line.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
-import os
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -20,6 +18,7 @@ from typing import Any
 from hp_config.command_line import apply_options, load_tyro, print_help
 from hp_config.document import Document, read_document
 from hp_config.flags import Words, read_flags, split_words
+from hp_config.notices import warn_once
 from hp_config.recipes import find_recipe
 from hp_config.tree import replace_at
 from hp_config.validation import find_faults
@@ -27,8 +26,6 @@ from hp_config.yaml_config import FORMAT_KEY, TreeReading, read_trainer
 from hp_protocols.errors import ConfigError, Fault
 
 __all__ = ["ConfigManager", "load_yaml"]
-
-logger = logging.getLogger(__name__)
 
 
 class ConfigManager:
@@ -192,9 +189,7 @@ def _clamp_warmup(config: Any) -> Any:
     total = getattr(scheduler, "total_steps", None) or getattr(getattr(config, "training", None), "steps", None)
     if not isinstance(total, int) or not isinstance(warmup, int) or warmup <= total:
         return config
-    # Every rank reads the same command; one of them says it.
-    if os.environ.get("RANK", "0") == "0":
-        logger.warning("lr_scheduler.warmup_steps %d is longer than the run; set to its %d steps", warmup, total)
+    warn_once("lr_scheduler.warmup_steps %d is longer than the run; set to its %d steps", warmup, total)
     return replace_at(config, {"lr_scheduler.warmup_steps": total})
 
 
