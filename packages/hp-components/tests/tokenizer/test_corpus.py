@@ -14,7 +14,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from hp_components.tokenizer import CorpusTokenizer, HuggingFaceTokenizer
-from hp_components.tokenizer.corpus import SAMPLE_BYTES
+from hp_components.tokenizer import corpus as corpus_module
 from hp_protocols.errors import ConfigError
 
 WORDS = ["one", "two", "three", "four", "seven", "eleven", "naïve", "你好", "🙂", "<|eos|>", "def", "return"]
@@ -181,10 +181,10 @@ def test_without_a_corpus_it_says_what_it_needs() -> None:
         CorpusTokenizer.Config().build(corpus=lambda: ["", ""])
 
 
-def test_a_large_corpus_is_sampled_evenly() -> None:
-    # Half as much again as is used; its last third has a word that the rest has not.
-    size = SAMPLE_BYTES // 2
-    common, late = "alpha beta gamma delta " * (size // 23), "omicron " * (size // 8)
+def test_a_large_corpus_is_sampled_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    # One and a half times what is used; the last third has a word that the rest has not.
+    monkeypatch.setattr(corpus_module, "SAMPLE_BYTES", 2**20)
+    common, late = "alpha beta gamma delta " * (2**19 // 23), "omicron " * (2**19 // 8)
     tokenizer = CorpusTokenizer.Config(vocab_size=300).build(corpus=lambda: [common, common, late])
     assert len(tokenizer.encode(" omicron omicron")) == 2
     assert len(tokenizer.encode(" alpha alpha")) == 2

@@ -74,7 +74,11 @@ class RowLoader(BaseDataLoader):
             raise StopIteration
         if self._stacks is None:
             self._stacks = iter(self._engine())
-        batch = as_batch(next(self._stacks))
+        try:
+            batch = as_batch(next(self._stacks))
+        except (ConnectionError, EOFError, FileNotFoundError) as error:
+            # What torch runs into when a worker dies while it hands over a batch; otherwise it says so itself.
+            raise RuntimeError(f"a DataLoader worker died while it handed over a batch ({error!r})") from error
         # Counted here, where a batch is handed out, and not where a worker fetches it ahead of time.
         before, self._position = self._position, self._order.after(self._position, self._part)
         if before.epoch != self._position.epoch:

@@ -371,10 +371,12 @@ def _read_jsonl(file: TextFile, text_key: str, faults: _Faults) -> Iterator[str]
     with _readable(file.path), open(file.path, "rb") as handle:
         for number, raw in enumerate(handle, start=1):
             start, offset = offset, offset + len(raw)
-            line = raw[_bom(raw) :] if number == 1 else raw
+            line = (raw[_bom(raw) :] if number == 1 else raw).rstrip(b"\r\n")
             if not line.strip():
                 continue
-            document = _parse_line(line, f"{file.path}:{number}", start + len(raw) - len(line), text_key, faults)
+            document = _parse_line(
+                line, f"{file.path}:{number}", start + (_bom(raw) if number == 1 else 0), text_key, faults
+            )
             if document is not None:
                 yield document
 

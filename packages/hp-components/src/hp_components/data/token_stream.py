@@ -3,7 +3,7 @@
 In: a corpus and a tokenizer. Out: a `TokenStream`: every document as BOS + text + EOS, one after the other, and where
 each begins. Kept as one file in the cache folder; a damaged file is noticed and made again.
 
-File: 16 bytes of magic and version | tokens | document starts, int64 | description, JSON | its length, 8 bytes | magic.
+File: magic, 16 bytes | tokens | document starts, int64 | description, JSON | its SHA-256 | its length, 8 bytes | magic.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ __all__ = ["TokenStream", "tokenise"]
 log = logging.getLogger(__name__)
 
 MAGIC = b"hp-tokens-0001\r\n"
+TAIL_BYTES = 32 + 8 + len(MAGIC)
 # Checksums are per block, so that a file of hundreds of gigabytes is checked in seconds: all blocks of a file up to
 # 1 GiB, this many of a larger one, spread over it.
 BLOCK_BYTES = 16 * 2**20
@@ -57,7 +58,7 @@ class TokenStream:
         """Open and check a file that `tokenise` wrote. Raises DamagedFileError, FileNotFoundError."""
         self.path = path
         with open(path, "rb") as file:
-            self._description = _read_description(file)
+            self._description, self.digest = _read_description(file)
             self._map()
             _check_blocks(file, self._description)
 
@@ -66,11 +67,10 @@ class TokenStream:
         self.tokens = np.memmap(self.path, about["dtype"], "r", len(MAGIC), (about["tokens"],))
         starts_offset = len(MAGIC) + about["token_bytes"]
         self.starts = np.memmap(self.path, "<i8", "r", starts_offset, (about["documents"],))
-        self.digest: str = about["digest"]
 
     def __getstate__(self) -> dict[str, Any]:
         # A memory map would be pickled as all its data; a worker process maps the same file instead.
-        return {"path": self.path, "_description": self._description}
+        return {"path": self.path, "digest": self.digest, "_description": self._description}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -193,31 +193,29 @@ def _finish(file: IO[bytes], dtype: np.dtype[Any], count: int, starts: np.ndarra
     }
     blocks = [_block_digest(file, index) for index in range(_block_count(description))]
     file.seek(0, os.SEEK_END)
-    digest = hashlib.sha256("\n".join([dtype.str, str(count), *blocks]).encode()).hexdigest()
-    text = json.dumps(description | {"blocks": blocks, "digest": digest}).encode()
-    file.write(text + len(text).to_bytes(8, "little") + MAGIC)
+    text = json.dumps(description | {"blocks": blocks}).encode()
+    file.write(text + hashlib.sha256(text).digest() + len(text).to_bytes(8, "little") + MAGIC)
 
 
-def _read_description(file: IO[bytes]) -> dict[str, Any]:
-    size, tail = file.seek(0, os.SEEK_END), len(MAGIC) + 8
-    if size < len(MAGIC) + tail:
+def _read_description(file: IO[bytes]) -> tuple[dict[str, Any], str]:
+    """What the file says about itself, and the digest of that (and so of all content)."""
+    size = file.seek(0, os.SEEK_END)
+    if size < len(MAGIC) + TAIL_BYTES:
         raise DamagedFileError("too short")
-    file.seek(size - tail)
-    length, magic = int.from_bytes(file.read(8), "little"), file.read(len(MAGIC))
-    file.seek(0)
-    if magic != MAGIC or file.read(len(MAGIC)) != MAGIC:
-        raise DamagedFileError("begin or end is missing")
-    if length > size - tail - len(MAGIC):
+    file.seek(size - TAIL_BYTES)
+    digest, length, magic = file.read(32), int.from_bytes(file.read(8), "little"), file.read(len(MAGIC))
+    if magic != MAGIC:
+        raise DamagedFileError("its end is missing")
+    if length > size - len(MAGIC) - TAIL_BYTES:
         raise DamagedFileError("its description is missing")
-    file.seek(size - tail - length)
-    try:
-        about = json.loads(file.read(length))
-        consistent = size == _data_end(about) + length + tail and len(about["blocks"]) == _block_count(about)
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedFileError("its description is unreadable") from error
-    if not consistent:
-        raise DamagedFileError("its size is not the one described")
-    return about
+    file.seek(size - TAIL_BYTES - length)
+    text = file.read(length)
+    if hashlib.sha256(text).digest() != digest:
+        raise DamagedFileError("its description has changed")
+    about = json.loads(text)
+    if size != _data_end(about) + length + TAIL_BYTES:
+        raise DamagedFileError("its size has changed")
+    return about, digest.hex()
 
 
 def _data_end(about: dict[str, Any]) -> int:
