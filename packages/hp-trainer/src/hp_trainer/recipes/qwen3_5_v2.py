@@ -29,7 +29,8 @@ def qwen3_5_v2_debugmodel() -> HyperTrainer.Config:
         training=TrainingConfig(
             steps=256,
             seq_len=256,
-            local_batch_size=8,
+            # The same 8 rows per step whether 1, 2 or 4 processes share them.
+            local_batch_size=2,
             global_batch_size=8,
             mixed_precision_param="float32",
         ),
