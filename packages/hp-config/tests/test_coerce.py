@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, Optional
 import pytest
 
 from hp_config import ConfigError
-from hp_config.coerce import coerce, conforms, container_kind, describe, is_supported
+from hp_config.annotations import is_supported
+from hp_config.coerce import coerce
 
 
 class Colour(enum.StrEnum):
@@ -167,49 +168,3 @@ def test_an_annotation_without_a_reading_is_a_mistake_of_the_program() -> None:
     assert not is_supported(list[Callable[..., Any]])
     with pytest.raises(TypeError, match="no reading is defined"):
         coerce(object, 1, "a")
-
-
-@pytest.mark.parametrize(
-    ("annotation", "value", "fits"),
-    [
-        (float, 1, True),
-        (float, True, False),
-        (float, "1e-4", False),
-        (int, True, False),
-        (bool, 1, False),
-        (Literal[1], True, False),
-        (int | None, None, True),
-        (int | None, "x", False),
-        (tuple[float, float], (0.9, 0.95), True),
-        (tuple[float, float], [0.9, 0.95], False),
-        (tuple[float, float], (0.9,), False),
-        (tuple[int, ...], (1, 2), True),
-        (tuple, (1, "a"), True),
-        (list[int], [1, "2"], False),
-        (list, [1, "2"], True),
-        (set[int], {1}, True),
-        (set[int], [1], False),
-        (dict[str, int], {"a": 1}, True),
-        (dict[str, int], {"a": "1"}, False),
-        (dict, {"a": "1"}, True),
-        (Colour, Colour.RED, True),
-        (Colour, "red", False),
-        (Path, Path("a"), True),
-        (Any, object(), True),
-    ],
-)
-def test_conforms_tells_a_fitting_value_from_one_that_needs_conversion(annotation: Any, value: Any, fits: bool) -> None:
-    assert conforms(annotation, value) is fits
-
-
-def test_a_container_is_told_from_a_scalar() -> None:
-    assert container_kind(list[int] | None) is list
-    assert container_kind(Optional[dict[str, int]]) is dict  # noqa: UP045
-    assert container_kind(str | None) is None
-    assert container_kind(Literal["a"]) is None
-
-
-def test_types_read_as_words() -> None:
-    assert describe(dict[str, list[int]]) == "a mapping from text to a list of integers"
-    assert describe(tuple[int, ...]) == "a list of integers"
-    assert describe(list[int | None]) == "a list of (an integer or null)"

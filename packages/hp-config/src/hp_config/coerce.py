@@ -9,32 +9,32 @@ from __future__ import annotations
 import enum
 import math
 import re
-import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
+from hp_config.annotations import (
+    LIST_TYPES,
+    MAPPING_TYPES,
+    conforms,
+    describe,
+    is_supported,
+    same_value,
+    show,
+    strip_annotated,
+    union_members,
+)
 from hp_protocols.errors import ConfigError, Fault, nearest
 
-__all__ = ["coerce", "conforms", "container_kind", "describe", "is_supported", "show", "strip_annotated"]
+__all__ = ["coerce"]
 
 TRUE_WORDS = frozenset({"true", "yes", "on", "1"})
 FALSE_WORDS = frozenset({"false", "no", "off", "0"})
 NULL_WORDS = frozenset({"none", "null"})
 
 _INTEGER = re.compile(r"[-+]?\d+(_\d+)*")
-_LISTS = (list, Sequence, Iterable, tuple, set, frozenset)
-_DICTS = (dict, Mapping)
-_PLURALS = {
-    "an integer": "integers",
-    "a number": "numbers",
-    "text": "texts",
-    "true or false": "booleans",
-    "a path": "paths",
-    "anything": "anything",
-}
 
 
 def coerce(annotation: Any, raw: Any, where: str, *, text: bool = False) -> Any:
@@ -57,14 +57,14 @@ def coerce(annotation: Any, raw: Any, where: str, *, text: bool = False) -> Any:
     if annotation is Any:
         return _parse_flow(raw, where) if text and isinstance(raw, str) else raw
     origin = get_origin(annotation)
-    if origin in (Union, types.UnionType):
+    if len(union_members(annotation)) > 1:
         return _coerce_union(annotation, raw, where, text)
     if origin is Literal:
         return _coerce_literal(annotation, raw, where)
     container = origin or annotation
-    if container in _LISTS:
+    if container in LIST_TYPES:
         return _coerce_sequence(annotation, raw, where, text)
-    if container in _DICTS:
+    if container in MAPPING_TYPES:
         return _coerce_mapping(annotation, raw, where, text)
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return _coerce_enum(annotation, raw, where)
@@ -74,109 +74,8 @@ def coerce(annotation: Any, raw: Any, where: str, *, text: bool = False) -> Any:
     return reader(raw, where, text)
 
 
-def is_supported(annotation: Any) -> bool:
-    """Whether `coerce` can read values of this annotation."""
-    annotation = strip_annotated(annotation)
-    origin = get_origin(annotation)
-    if annotation is Any or origin is Literal or annotation in _SCALARS:
-        return True
-    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return True
-    container = origin or annotation
-    if origin in (Union, types.UnionType) or container in (*_LISTS, *_DICTS):
-        return all(is_supported(argument) for argument in get_args(annotation) if argument is not Ellipsis)
-    return False
-
-
-def conforms(annotation: Any, value: Any) -> bool:
-    """Whether `value` already is of type `annotation`, with nothing to convert but an int in a float field."""
-    annotation = strip_annotated(annotation)
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if annotation is Any:
-        return True
-    if origin in (Union, types.UnionType):
-        return any(conforms(member, value) for member in arguments)
-    if origin is Literal:
-        return any(_same(value, member) for member in arguments)
-    if annotation is None or annotation is type(None):
-        return value is None
-    if annotation is float:
-        return type(value) in (float, int)
-    if annotation in (int, bool, str):
-        # bool is an int to Python, not to a reader of a config.
-        return isinstance(value, annotation) and (annotation is bool or not isinstance(value, bool))
-    container = origin or annotation
-    if container is tuple:
-        return isinstance(value, tuple) and _tuple_conforms(arguments, value)
-    if container in _LISTS:
-        kind = container if container in (list, set, frozenset) else (list, tuple)
-        return isinstance(value, kind) and all(conforms(arguments[0], item) for item in value if arguments)
-    if container in _DICTS:
-        key, item = arguments or (Any, Any)
-        return isinstance(value, Mapping) and all(conforms(key, k) and conforms(item, v) for k, v in value.items())
-    return isinstance(value, annotation)
-
-
-def describe(annotation: Any) -> str:
-    """The type in a reader's words: `an integer`, `one of none, blocks, graph`, `a list of numbers`."""
-    annotation = strip_annotated(annotation)
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if annotation in _NAMES:
-        return _NAMES[annotation]
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, arguments)) if len(arguments) > 1 else str(arguments[0])
-    if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(describe(member) for member in arguments))
-    container = origin or annotation
-    if container is tuple and arguments and arguments[-1] is not Ellipsis:
-        return f"{len(arguments)} values ({', '.join(describe(item) for item in arguments)})"
-    if container in _LISTS:
-        return f"a list of {_plural(describe(arguments[0]))}" if arguments else "a list"
-    if container in _DICTS:
-        return f"a mapping from {describe(arguments[0])} to {describe(arguments[1])}" if arguments else "a mapping"
-    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return "one of " + ", ".join(str(member.value) for member in annotation)
-    return getattr(annotation, "__qualname__", str(annotation))
-
-
-def container_kind(annotation: Any) -> type | None:
-    """list or dict where values are containers (null aside), None where they are scalars."""
-    annotation = strip_annotated(annotation)
-    members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    for member in map(strip_annotated, members):
-        container = get_origin(member) or member
-        if container in _LISTS or container in _DICTS:
-            return dict if container in _DICTS else list
-    return None
-
-
-def strip_annotated(annotation: Any) -> Any:
-    """`annotation` without `Annotated[…]` and its extras, and without ClassVar-like wrappers of one argument."""
-    while hasattr(annotation, "__metadata__"):
-        annotation = annotation.__origin__
-    # `type Name = …` aliases of Python 3.12 carry what they stand for.
-    return getattr(annotation, "__value__", annotation)
-
-
 def _wrong(annotation: Any, raw: Any, where: str, hint: str | None = None) -> ConfigError:
     return ConfigError(Fault(where, f"expected {describe(annotation)}, got {show(raw)}", hint=hint))
-
-
-def show(raw: Any) -> str:
-    """A raw value and its kind in a reader's words: `the text 'ten'`, `the number 1.5`, `null`."""
-    if raw is None:
-        return "null"
-    if isinstance(raw, bool):
-        return f"the boolean {str(raw).lower()}"
-    if isinstance(raw, str):
-        return f"the text {raw!r}"
-    if isinstance(raw, int | float):
-        return f"the number {raw!r}"
-    if isinstance(raw, Mapping):
-        return f"a mapping with the keys {', '.join(map(str, raw))}" if raw else "an empty mapping"
-    if isinstance(raw, list | tuple):
-        return f"the list {list(raw)!r}"
-    return f"{raw!r} ({type(raw).__name__})"
 
 
 def _coerce_int(raw: Any, where: str, text: bool) -> int:
@@ -251,22 +150,12 @@ _SCALARS: dict[Any, _Reader] = {
     type(None): _coerce_none,
     Path: _coerce_path,
 }
-_NAMES: dict[Any, str] = {
-    Any: "anything",
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    None: "null",
-    type(None): "null",
-    Path: "a path",
-}
 
 
 def _coerce_literal(annotation: Any, raw: Any, where: str) -> Any:
     members = get_args(annotation)
     for member in members:
-        if _same(raw, member):
+        if same_value(raw, member):
             return member
     if isinstance(raw, str):
         by_text = {str(member): member for member in members}
@@ -280,14 +169,14 @@ def _coerce_literal(annotation: Any, raw: Any, where: str) -> Any:
 
 def _coerce_enum(annotation: type[enum.Enum], raw: Any, where: str) -> enum.Enum:
     for member in annotation:
-        if raw is member or _same(raw, member.value) or raw in (member.name, str(member.value)):
+        if raw is member or same_value(raw, member.value) or raw in (member.name, str(member.value)):
             return member
     guess = nearest(str(raw), [str(member.value) for member in annotation])
     raise _wrong(annotation, raw, where, hint=f"did you mean {guess}?" if guess else None)
 
 
 def _coerce_union(annotation: Any, raw: Any, where: str, text: bool) -> Any:
-    members = get_args(annotation)
+    members = union_members(annotation)
     if not isinstance(raw, str):
         # A value that already fits keeps its type: 1 stays an integer in `float | int`.
         for member in members:
@@ -318,13 +207,12 @@ def _coerce_union(annotation: Any, raw: Any, where: str, text: bool) -> Any:
 
 def _reading_order(member: Any, raw: Any) -> int:
     """Null first, then numbers, booleans and literals, then containers, and text last, since it takes anything."""
-    member = strip_annotated(member)
     if member is type(None):
         return 0
     if member is str:
         return 2
     container = get_origin(member) or member
-    if container in (*_LISTS, *_DICTS):
+    if container in (*LIST_TYPES, *MAPPING_TYPES):
         bracketed = isinstance(raw, str) and raw.lstrip().startswith(("[", "{"))
         return 1 if bracketed or not isinstance(raw, str) else 3
     return 1
@@ -404,20 +292,3 @@ def _parse_flow(raw: str, where: str) -> Any:
     except yaml.YAMLError as error:
         reason = getattr(error, "problem", None) or str(error)
         raise ConfigError(Fault(where, f"{raw!r} cannot be read: {reason}")) from error
-
-
-def _same(value: Any, member: Any) -> bool:
-    """Equality that tells 1 from True."""
-    return value == member and isinstance(value, bool) == isinstance(member, bool)
-
-
-def _tuple_conforms(arguments: Sequence[Any], value: tuple[Any, ...]) -> bool:
-    if not arguments:
-        return True
-    if arguments[-1] is Ellipsis:
-        return all(conforms(arguments[0], item) for item in value)
-    return len(arguments) == len(value) and all(map(conforms, arguments, value))
-
-
-def _plural(words: str) -> str:
-    return _PLURALS.get(words, f"({words})")

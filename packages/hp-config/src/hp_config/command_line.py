@@ -18,8 +18,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 
+from hp_config.annotations import describe, strip_annotated
 from hp_config.availability import NOT_YET
-from hp_config.coerce import coerce, describe, strip_annotated
+from hp_config.coerce import coerce
 from hp_config.fields import field_docs, fields_of, is_node
 from hp_config.model_text import describe_hidden
 from hp_config.tree import Option, find_options, join_path, replace_at

@@ -17,7 +17,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hp_config.coerce import is_supported, strip_annotated
+from hp_config.annotations import is_supported, strip_annotated
 
 __all__ = ["OFF_COMMAND_LINE", "FieldInfo", "field_docs", "fields_of", "is_node"]
 

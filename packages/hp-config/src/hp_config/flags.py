@@ -10,10 +10,11 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
+from hp_config.annotations import container_kind, describe, union_members
 from hp_config.availability import TORCHTITAN_ONLY
-from hp_config.coerce import coerce, container_kind, describe, strip_annotated
+from hp_config.coerce import coerce
 from hp_config.notices import warn_once
 from hp_config.tree import Option, find_nodes, find_options, find_refused
 from hp_protocols.errors import ConfigError, Fault, nearest
@@ -226,6 +227,4 @@ def _is_flag(word: str) -> bool:
 
 
 def _is_boolean(option: Option) -> bool:
-    annotation = strip_annotated(option.annotation)
-    members = set(get_args(annotation)) - {type(None)}
-    return annotation is bool or members == {bool}
+    return set(union_members(option.annotation)) - {type(None)} == {bool}

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import types
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
-from hp_config.coerce import conforms, describe, is_supported, show
+from hp_config.annotations import conforms, describe, is_supported, show, union_members
 from hp_config.fields import fields_of
 from hp_config.tree import find_nodes, join_path
 from hp_protocols.errors import ConfigError, Fault
@@ -221,9 +220,9 @@ def _type_faults(path: str, node: Any) -> list[Fault]:
 
 def _is_checkable(annotation: Any) -> bool:
     """Whether `conforms` can judge: readable types, config classes, and unions of them."""
-    members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     return annotation is not None and all(
-        is_supported(member) or (isinstance(member, type) and dataclasses.is_dataclass(member)) for member in members
+        is_supported(member) or (isinstance(member, type) and dataclasses.is_dataclass(member))
+        for member in union_members(annotation)
     )
 
 

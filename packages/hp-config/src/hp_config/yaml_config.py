@@ -10,12 +10,13 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 import yaml
 
+from hp_config.annotations import union_members
 from hp_config.availability import TORCHTITAN_ONLY
-from hp_config.coerce import coerce, strip_annotated
+from hp_config.coerce import coerce
 from hp_config.document import Document
 from hp_config.fields import fields_of, is_node
 from hp_config.recipes import Recipe, find_recipe
@@ -182,14 +183,14 @@ class _Checker:
 
     def _inside(self, raw: Any, annotation: Any, path: str) -> Any:
         """Nodes in a field, or in the lists and mappings of a field."""
-        declared = [member for member in _members(annotation) if isinstance(member, type)]
+        declared = [member for member in union_members(annotation) if isinstance(member, type)]
         if isinstance(raw, Mapping) and (TYPE_KEY in raw or any(hasattr(c, "__dataclass_fields__") for c in declared)):
             nodes = [member for member in declared if hasattr(member, "__dataclass_fields__")]
             return self.node(raw, path, nodes[0] if len(nodes) == 1 else None)
         if isinstance(raw, Mapping):
             return {key: self._inside(item, Any, join_path(path, key)) for key, item in raw.items()}
         if isinstance(raw, list):
-            items = [get_args(member)[0] for member in _members(annotation) if get_args(member)]
+            items = [get_args(member)[0] for member in union_members(annotation) if get_args(member)]
             item_type = items[0] if len(items) == 1 else Any
             return [self._inside(item, item_type, join_path(path, i)) for i, item in enumerate(raw)]
         return raw
@@ -213,13 +214,6 @@ class _Checker:
             self.reading.unsure.add(full.removesuffix(key) + guess)
         hint = f"did you mean {guess}?" if guess else None
         self.reading.faults.append(Fault(full, "no such key", allowed=", ".join(known) or "none", hint=hint))
-
-
-def _members(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union, or the annotation itself."""
-    annotation = strip_annotated(annotation)
-    is_union = get_origin(annotation) is not None and type(None) in get_args(annotation)
-    return get_args(annotation) if is_union else (annotation,)
 
 
 def _is_tagged(raw: Any) -> bool:
