@@ -1,5 +1,7 @@
 """Real gloo processes: every layout starts from the same bits and computes what one process computes."""
 
+import traceback
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -87,7 +89,7 @@ def gathered(model):
     return {canonical_fqn(name): whole(parameter.detach()).clone() for name, parameter in model.named_parameters()}
 
 
-def initial_state(rank, world_size, options):
+def initial_state(world_size, **options):
     model, _ = build(world_size, **options)
     return gathered(model), list(model.state_dict())
 
@@ -104,7 +106,7 @@ def inputs(masked, share):
     return ids[share], {"attention_mask": padding[share], "cu_seqlens": bounds}
 
 
-def step(rank, world_size, options, masked=False):
+def step(world_size, *, masked=False, **options):
     """Logits, and gathered gradients, of one batch; each data-parallel rank computes its share of the rows."""
     model, dims = build(world_size, **options)
     move_norms(model)
@@ -121,9 +123,48 @@ def step(rank, world_size, options, masked=False):
     return whole(logits).detach().clone(), gradients
 
 
-def one_process(options=None, masked=False):
-    options = {key: value for key, value in (options or {}).items() if key in ("tied", "vocab_size", "seed")}
-    return step(0, 1, options, masked)
+def units(world_size, **options):
+    """The modules that FSDP gathers together, and those alone."""
+    model, _ = build(world_size, **options)
+    return [canonical_fqn(name) for name, module in model.named_modules() if hasattr(module, "unshard")]
+
+
+def dtypes(world_size, **options):
+    model, _ = build(world_size, **options)
+    kept = {parameter.dtype for parameter in model.parameters()}
+    logits = model(torch.zeros(1, 8, dtype=torch.int64))
+    return kept, logits.dtype, model.rotary_emb.inv_freq.dtype
+
+
+def is_distributed(world_size, **options):
+    model, _ = build(world_size, **options)
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def refusal(world_size, **options):
+    try:
+        build(world_size, **options)
+    except ConfigError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A case that raised, on one rank."""
+
+    text: str
+
+
+def run_cases(rank, world_size, cases):
+    """Every case in one world, which takes seconds to start; a case that fails is told apart from the others."""
+    results = {}
+    for name, (function, options) in cases.items():
+        try:
+            results[name] = function(world_size, **options)
+        except Exception:
+            results[name] = Failure(traceback.format_exc())
+    return results
 
 
 def assert_same_bits(states, reference):
@@ -143,100 +184,138 @@ def assert_agrees(results, reference, *, tolerance=1e-5):
             assert (gradients[name] - value).norm() <= tolerance * value.norm(), name
 
 
-FSDP2 = {}
-DDP2 = {"dims": {"dp_replicate": 2, "dp_shard": 1}}
-TP2 = {"dims": {"tp": 2, "dp_shard": 1}, "sp": False, "loss_parallel": False}
-TP2_SP = {"dims": {"tp": 2, "dp_shard": 1}}
-TP2_FSDP2 = {"dims": {"tp": 2, "dp_shard": 2}}
+DDP = {"dp_replicate": 2, "dp_shard": 1}
+TP = {"tp": 2, "dp_shard": 1}
+SHAPES = {"uneven": {}, "even": {"vocab_size": EVEN}, "tied": {"tied": True}}
+LAYOUTS = {"fsdp": {}, "ddp": {"dims": DDP}, "tp": {"dims": TP}}
+EXTRAS = {
+    "plain": {},
+    "tied": {"tied": True},
+    "selective": {"ac": "selective"},
+    "full": {"ac": "full"},
+    "compiled": {"compile": "blocks"},
+    "compiled full": {"compile": "blocks", "ac": "full"},
+    "never reshard": {"reshard": "never"},
+}
+TENSOR_PARALLEL = {
+    f"{'sequence' if sp else 'whole'}, {'cut' if cut else 'gathered'} logits, {'masked' if masked else 'causal'}": {
+        "dims": TP,
+        "sp": sp,
+        "loss_parallel": cut,
+        "masked": masked,
+    }
+    for sp in (False, True)
+    for cut in (False, True)
+    for masked in (False, True)
+}
+OFF_ONE = {"masked", "tied"}
+"""What changes the computation itself, and so the reference."""
+
+CASES_OF_TWO = {
+    **{f"init {n}, {s}": (initial_state, {**LAYOUTS[n], **SHAPES[s]}) for n in LAYOUTS for s in SHAPES},
+    **{f"step fsdp, {extra}": (step, options) for extra, options in EXTRAS.items()},
+    **{f"step ddp, {extra}": (step, {"dims": DDP, **EXTRAS[extra]}) for extra in ("plain", "tied")},
+    **{f"step tp, {name}": (step, options) for name, options in TENSOR_PARALLEL.items()},
+    "step tp, tied": (step, {"dims": TP, "tied": True}),
+    "step tp, full": (step, {"dims": TP, "ac": "full"}),
+    "units": (units, {"ac": "full"}),
+    "bf16": (dtypes, {"param": "bfloat16"}),
+    "graph": (is_distributed, {"compile": "graph"}),
+    "cp": (refusal, {"dims": {"cp": 2}}),
+}
+CASES_OF_FOUR = {
+    **{f"init {s}": (initial_state, {"dims": {"tp": 2, "dp_shard": 2}, **SHAPES[s]}) for s in SHAPES},
+    "step": (step, {"dims": {"tp": 2, "dp_shard": 2}}),
+    "step hsdp": (step, {"dims": {"dp_replicate": 2, "dp_shard": 2}}),
+}
 
 
-@pytest.mark.parametrize("shape", [{}, {"vocab_size": EVEN}, {"tied": True}], ids=["uneven", "even", "tied"])
-@pytest.mark.parametrize(
-    ("world_size", "layout"),
-    [(2, FSDP2), (2, DDP2), (2, TP2_SP), (4, TP2_FSDP2)],
-    ids=["fsdp2", "ddp2", "tp2", "tp2 fsdp2"],
-)
-def test_every_layout_starts_from_the_bits_of_one_process(world_size, layout, shape):
-    reference, names = initial_state(0, 1, shape)
-    for states, its_names in run_world(initial_state, world_size, {**layout, **shape}):
+class Results:
+    """By case, what each process returned; reading a case that failed fails the test with its traceback."""
+
+    def __init__(self, world_size, cases):
+        self.by_rank = run_world(run_cases, world_size, cases)
+
+    def __getitem__(self, case):
+        results = [result[case] for result in self.by_rank]
+        if failures := [result for result in results if isinstance(result, Failure)]:
+            pytest.fail(failures[0].text, pytrace=False)
+        return results
+
+
+@pytest.fixture(scope="module")
+def of_two():
+    return Results(2, CASES_OF_TWO)
+
+
+@pytest.fixture(scope="module")
+def of_four():
+    return Results(4, CASES_OF_FOUR)
+
+
+def assert_starts_alike(results, shape):
+    reference, names = initial_state(1, **SHAPES[shape])
+    for states, its_names in results:
         assert_same_bits(states, reference)
         assert its_names == names
 
 
-@pytest.mark.parametrize("layout", [FSDP2, DDP2], ids=["fsdp", "ddp"])
-@pytest.mark.parametrize(
-    "extra",
-    [{}, {"tied": True}, {"ac": "selective"}, {"ac": "full"}, {"compile": "blocks"}],
-    ids=["plain", "tied", "selective", "full", "compiled"],
-)
-def test_two_data_parallel_processes_compute_what_one_does(layout, extra):
-    assert_agrees(run_world(step, 2, {**layout, **extra}), one_process(extra))
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_processes_start_from_the_bits_of_one_and_keep_its_names(of_two, layout, shape):
+    assert_starts_alike(of_two[f"init {layout}, {shape}"], shape)
 
 
-@pytest.mark.parametrize("sp", [False, True], ids=["whole activations", "sequence parallel"])
-@pytest.mark.parametrize("loss_parallel", [False, True], ids=["gathered logits", "cut logits"])
-@pytest.mark.parametrize("masked", [False, True], ids=["causal", "masked"])
-def test_two_tensor_parallel_processes_compute_what_one_does(sp, loss_parallel, masked):
-    layout = {"dims": {"tp": 2, "dp_shard": 1}, "sp": sp, "loss_parallel": loss_parallel}
-    assert_agrees(run_world(step, 2, layout, masked), one_process(masked=masked))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tensor_and_data_parallelism_together_start_from_the_bits_of_one_process(of_four, shape):
+    assert_starts_alike(of_four[f"init {shape}"], shape)
 
 
-def test_a_tied_matrix_keeps_both_gradients_under_tensor_parallelism():
-    assert_agrees(run_world(step, 2, {**TP2_SP, "tied": True}), one_process({"tied": True}))
+@pytest.mark.parametrize("case", [name for name in CASES_OF_TWO if name.startswith("step ")])
+def test_two_processes_compute_what_one_does(of_two, case):
+    _, options = CASES_OF_TWO[case]
+    reference = step(1, **{name: value for name, value in options.items() if name in OFF_ONE})
+    assert_agrees(of_two[case], reference)
 
 
-def test_tensor_and_data_parallelism_together_compute_what_one_process_does():
-    results = run_world(step, 4, TP2_FSDP2)
+def test_tensor_and_data_parallelism_together_compute_what_one_process_does(of_four):
+    results = of_four["step"]
     # Ranks 0 and 1 share the first half of the rows, ranks 2 and 3 the second.
-    assert_agrees([results[0], results[2]], one_process())
-    assert_agrees([results[1], results[3]], one_process())
+    assert_agrees([results[0], results[2]], step(1))
+    assert_agrees([results[1], results[3]], step(1))
 
 
-def units(rank, world_size, options):
-    model, _ = build(world_size, **options)
-    return [canonical_fqn(name) for name, module in model.named_modules() if hasattr(module, "unshard")]
+def test_sharding_within_replicas_computes_what_one_process_does(of_four):
+    assert_agrees(of_four["step hsdp"], step(1))
 
 
-def test_the_embedding_each_block_and_the_last_layers_are_gathered_on_their_own():
-    assert run_world(units, 2, {"ac": "full"})[0] == ["", "embed_tokens", "layers.0", "layers.1", "norm", "lm_head"]
+def test_recomputation_changes_no_bit(of_two):
+    for case in ("step fsdp, selective", "step fsdp, full"):
+        for mine, plain in zip(of_two[case], of_two["step fsdp, plain"], strict=True):
+            assert torch.equal(mine[0], plain[0])
+            assert_same_bits(mine[1], plain[1])
+
+
+def test_the_embedding_each_block_and_the_last_layers_are_gathered_on_their_own(of_two):
+    assert of_two["units"][0] == ["", "embed_tokens", "layers.0", "layers.1", "norm", "lm_head"]
 
 
 def test_one_process_in_one_dtype_stays_a_plain_model():
-    model, _ = build(1)
-    assert not any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    assert not is_distributed(1)
 
 
-def mixed_dtypes(rank, world_size):
-    model, _ = build(world_size, param="bfloat16")
-    logits = model(torch.zeros(1, 8, dtype=torch.int64))
-    return {str(p.dtype) for p in model.parameters()}, str(logits.dtype), str(model.rotary_emb.inv_freq.dtype)
+def test_mixed_precision_computes_in_bf16_and_keeps_fp32_with_two_processes_and_with_one(of_two):
+    of_one = Results(1, {"bf16": CASES_OF_TWO["bf16"]})
+    for result in (*of_one["bf16"], *of_two["bf16"]):
+        assert result == ({torch.float32}, torch.bfloat16, torch.float32)
 
 
-def test_mixed_precision_computes_in_bf16_and_keeps_fp32_also_with_one_process():
-    for world_size in (1, 2):
-        for parameters, logits, frequencies in run_world(mixed_dtypes, world_size):
-            assert (parameters, logits, frequencies) == ({"torch.float32"}, "torch.bfloat16", "torch.float32")
+def test_under_graph_mode_data_parallelism_is_left_to_the_graph(of_two):
+    assert of_two["graph"] == [False, False]
 
 
-def graph_is_plain(rank, world_size):
-    model, _ = build(world_size, compile="graph")
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
-
-
-def test_under_graph_mode_data_parallelism_is_left_to_the_graph():
-    assert run_world(graph_is_plain, 2) == [False, False]
-
-
-def refusal(rank, world_size, options):
-    try:
-        build(world_size, **options)
-    except ConfigError as error:
-        return str(error)
-    return "nothing was refused"
-
-
-def test_context_parallelism_is_refused_by_name():
-    for text in run_world(refusal, 2, {"dims": {"cp": 2}}):
+def test_context_parallelism_is_refused_by_name(of_two):
+    for text in of_two["cp"]:
         assert "parallelism.context_parallel_degree" in text
         assert "not available yet" in text
 
@@ -246,8 +325,8 @@ def test_context_parallelism_is_refused_by_name():
     [({"pp": 2}, "parallelism.pipeline_parallel_degree"), ({"ep": 2}, "parallelism.expert_parallel_degree")],
 )
 def test_pipeline_and_expert_parallelism_are_refused_by_name(dims, where):
-    assert where in refusal(0, 2, {"dims": dims})
+    assert where in refusal(2, dims=dims)
 
 
 def test_offloading_without_sharding_is_refused_by_name():
-    assert "training.enable_cpu_offload" in refusal(0, 2, {**DDP2, "offload": True})
+    assert "training.enable_cpu_offload" in refusal(2, dims=DDP, offload=True)
