@@ -38,7 +38,8 @@ _GRACE_SECONDS = 3.0
 # The signal that makes a rank write its stacks into its log.
 _STACK_SIGNAL = signal.SIGUSR1
 # Imported once, by the fork server, and shared by every rank of every world.
-_PRELOAD = ["torch", "hp_protocols.platform.torch_backend", "hp_protocols.distributed", __name__]
+# (torch._dynamo: FSDP2 and distributed tensors import it at their first call.)
+_PRELOAD = ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "hp_protocols.distributed", __name__]
 
 
 class WorldError(RuntimeError):
@@ -268,6 +269,7 @@ def _child(task: _Task, connection: Connection) -> None:
     os.setpgrp()
     _redirect_output(task.log)
     threading.Thread(target=_die_with_parent, args=(connection,), daemon=True).start()
+    report: tuple[str, bytes | str]
     try:
         report = ("value", pickle.dumps(_call(task)))
     except BaseException:

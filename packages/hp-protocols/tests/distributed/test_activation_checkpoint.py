@@ -129,7 +129,9 @@ def test_a_block_that_is_used_twice_is_wrapped_in_both_places():
     model.append(model[0])
     nested = nn.ModuleDict({"a": model, "b": model[0]})
     (wrapper,) = apply_ac(nested, blocks=[model[0]], mode="full")
-    assert model[0] is wrapper and model[2] is wrapper and nested["b"] is wrapper
+    assert model[0] is wrapper
+    assert model[2] is wrapper
+    assert nested["b"] is wrapper
 
 
 def test_modes_and_blocks_that_make_no_sense_are_refused():

@@ -29,7 +29,8 @@ def test_plain_gradients_get_torchs_own_bits(max_norm, foreach):
     norm = clip_grad_norm_((p for p in ours), max_norm, foreach=foreach)
     assert torch.equal(norm, torch.nn.utils.clip_grad_norm_(torchs, max_norm, foreach=foreach))
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, torchs, strict=True))
-    assert type(norm) is torch.Tensor and norm.ndim == 0
+    assert type(norm) is torch.Tensor
+    assert norm.ndim == 0
 
 
 def test_parameters_without_gradients_do_not_count():

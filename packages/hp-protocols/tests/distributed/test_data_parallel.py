@@ -21,10 +21,10 @@ class Block(nn.Module):
         super().__init__()
         self.up = nn.Linear(WIDTH, 2 * WIDTH)
         self.down = nn.Linear(2 * WIDTH, WIDTH)
-        self.seen_dtype = None
+        self.seen_dtypes = None
 
-    def forward(self, x_BSD):
-        self.seen_dtype = self.up.weight.dtype
+    def forward(self, x_BSD, positions):
+        self.seen_dtypes = self.up.weight.dtype, positions.dtype
         return x_BSD + self.down(torch.tanh(self.up(x_BSD)))
 
 
@@ -45,7 +45,7 @@ class Model(nn.Module):
     def forward(self, ids_BS):
         x_BSD = self.embed(ids_BS)
         for block in self.blocks:
-            x_BSD = block(x_BSD)
+            x_BSD = block(x_BSD, torch.ones(1))
         return self.head(self.norm(x_BSD)) * self.scale
 
     def units(self):
@@ -158,8 +158,14 @@ def check_precision(rank, world_size):
     apply_fsdp(model, mesh=mesh, units=model.units(), param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     assert_equal(sharded_gradients(model, rank), sharded_gradients(hand_written(mesh, policy), rank))
-    assert {block.seen_dtype for block in model.blocks} == {torch.bfloat16}
+    # Weights are cast, what a block is handed beside them is not, unless asked for.
+    assert {block.seen_dtypes for block in model.blocks} == {(torch.bfloat16, torch.float32)}
     assert {p.dtype for p in model.parameters()} == {p.grad.dtype for p in model.parameters()} == {torch.float32}
+
+    model = Model()
+    apply_fsdp(model, mesh=mesh, units=model.units(), param_dtype=torch.bfloat16, cast_forward_inputs=True)
+    loss_of(model, rank)
+    assert {block.seen_dtypes for block in model.blocks} == {(torch.bfloat16, torch.bfloat16)}
 
 
 def kept_whole(mesh, **options):

@@ -44,9 +44,15 @@ def test_every_degree_that_is_not_positive_is_named_at_once():
 
 def test_what_is_enabled_follows_from_the_degrees():
     dims = ParallelDims(dp_replicate=2, dp_shard=1, cp=2, tp=2, pp=1, ep=1, world_size=8)
-    assert dims.dp_enabled and dims.dp_replicate_enabled and not dims.dp_shard_enabled
-    assert dims.fsdp_enabled and dims.cp_enabled and dims.dp_cp_enabled and dims.tp_enabled
-    assert not dims.pp_enabled and not dims.ep_enabled
+    assert dims.dp_enabled
+    assert dims.dp_replicate_enabled
+    assert not dims.dp_shard_enabled
+    assert dims.fsdp_enabled
+    assert dims.cp_enabled
+    assert dims.dp_cp_enabled
+    assert dims.tp_enabled
+    assert not dims.pp_enabled
+    assert not dims.ep_enabled
     assert (dims.fsdp, dims.batch, dims.loss, dims.efsdp) == (2, 2, 4, 4)
     assert dims.non_data_parallel_size == 4
     assert dims.seq_len_divisor == 4

@@ -7,6 +7,7 @@ Out: the model, its parameters sharded along dim 0; gradients are summed over th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from hp_protocols.errors import ConfigError, Fault
@@ -69,18 +70,19 @@ def apply_fsdp(
         raise ConfigError(
             Fault("training.enable_cpu_offload", "the device is the cpu, whose memory is the host's", allowed="False")
         )
-    options = {
-        "mesh": mesh,
-        "param_dtype": param_dtype,
-        "reduce_dtype": reduce_dtype,
-        "cast_forward_inputs": cast_forward_inputs,
-        "cpu_offload": cpu_offload,
-        "sum_gradients": sum_gradients,
-    }
+    shard = partial(
+        platform.shard_unit,
+        mesh=mesh,
+        param_dtype=param_dtype,
+        reduce_dtype=reduce_dtype,
+        cast_forward_inputs=cast_forward_inputs,
+        cpu_offload=cpu_offload,
+        sum_gradients=sum_gradients,
+    )
     for plan in plan_units(model, units):
-        platform.shard_unit(plan.modules, reshard_after_forward=_reshards(plan, policy), **options)
+        shard(plan.modules, reshard_after_forward=_reshards(plan, policy))
     # None lets FSDP2 decide for the outermost unit: backward begins there, so it is kept.
-    platform.shard_unit((model,), reshard_after_forward=None, **options)
+    shard((model,), reshard_after_forward=None)
     return model
 
 

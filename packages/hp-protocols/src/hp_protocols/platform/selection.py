@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import threading
 from typing import TYPE_CHECKING
 
@@ -93,23 +94,23 @@ def _import_platform(name: str) -> Platform:
 
 
 def _import_torch() -> None:
-    """Import torch, and explain the one failure that its own message does not: a broken torch_npu."""
+    """Import torch, and explain the one failure whose own message does not say enough: a broken device extension.
+
+    torch loads every installed extension at import; torch_npu without CANN takes torch down with it.
+    """
     try:
         import torch  # noqa: F401
     except Exception as error:
-        # torch loads every installed device extension at import; torch_npu without CANN raises there.
-        if importlib.util.find_spec("torch_npu") is None or _autoload_is_off():
+        extension = re.search(r"Failed to load the backend extension: (\w+)", str(error))
+        if extension is None:
             raise
+        remedy = "install and source the CANN toolkit (ASCEND_HOME_PATH), " if extension[1] == "torch_npu" else ""
         raise ImportError(
-            "importing torch failed while it loaded the device extension torch_npu: "
-            f"{_root_cause(error)}. Install and source the CANN toolkit (ASCEND_HOME_PATH), uninstall torch_npu, "
-            "or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 to run on the cpu, then start the program again",
+            f"importing torch failed while it loaded the installed device extension {extension[1]} "
+            f"({_root_cause(error)}): {remedy}uninstall {extension[1]}, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 to run "
+            "without it; then start the program again",
             name="torch",
         ) from error
-
-
-def _autoload_is_off() -> bool:
-    return os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0"
 
 
 def _root_cause(error: BaseException) -> str:

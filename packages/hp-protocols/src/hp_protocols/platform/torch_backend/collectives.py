@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from hp_protocols.errors import ConfigError, Fault
+from hp_protocols.platform.base import Platform
 
 __all__ = ["TorchCollectives"]
 
@@ -29,12 +30,8 @@ _REDUCTIONS = {
 }
 
 
-class TorchCollectives:
+class TorchCollectives(Platform):
     """torch.distributed; without a process group every call behaves as in a world of one process."""
-
-    if TYPE_CHECKING:
-
-        def device_type(self, requested: str | None = None) -> str: ...
 
     def init_process_group(
         self, timeout: timedelta | float = 300.0, device: str | None = None, backend: str | None = None

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from hp_protocols.errors import ConfigError, Fault
+from hp_protocols.platform.base import Platform
 
 __all__ = ["DEVICE_VARIABLE", "TorchDevices"]
 
@@ -24,7 +25,7 @@ DEVICE_VARIABLE = "HP_DEVICE"
 _PROBING_ORDER = ("npu", "cuda", "cpu")
 
 
-class TorchDevices:
+class TorchDevices(Platform):
     """npu, cuda and cpu through torch's device modules (`torch.npu`, `torch.cuda`), which share their names."""
 
     def device_type(self, requested: str | None = None) -> str:

@@ -7,23 +7,18 @@ source; FSDP2 asks for that where a parameter is already sharded over another ax
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from hp_protocols.platform.base import Platform
 
 from . import _torch_compat
 
 __all__ = ["TorchMeshes"]
 
 
-class TorchMeshes:
+class TorchMeshes(Platform):
     """DeviceMesh's splitting and joining, which torch has not made public yet."""
-
-    if TYPE_CHECKING:
-
-        def device_type(self, requested: str | None = None) -> str: ...
-
-        def world_size(self, group: object = None) -> int: ...
 
     def world_mesh(self, device: str | None = None) -> DeviceMesh:
         return init_device_mesh(self.device_type(device), (self.world_size(),), mesh_dim_names=("world",))

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from hp_protocols.platform.base import Platform
+
 from . import _torch_compat
-from .grad_clipping import clip_grad_norm_
 
 __all__ = ["TorchModules"]
 
 
-class TorchModules:
+class TorchModules(Platform):
     """torch's checkpoint wrapper and per-module compilation."""
 
     def clip_grad_norm_(
@@ -28,6 +29,8 @@ class TorchModules:
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
     ) -> torch.Tensor:
+        from .grad_clipping import clip_grad_norm_
+
         return clip_grad_norm_(parameters, max_norm, error_if_nonfinite=error_if_nonfinite, foreach=foreach)
 
     def checkpoint_wrapper(

@@ -5,15 +5,12 @@ In: torch. Out: `TorchPlatform`, which offers every capability; each noun has it
 
 from __future__ import annotations
 
-from typing import ClassVar
+import importlib
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.experimental import local_map
 
-from hp_protocols.platform.base import Platform
 from hp_protocols.platform.capability import Capability
 
 from .collectives import TorchCollectives
@@ -26,9 +23,21 @@ from .rng import TorchRandom
 __all__ = ["TorchPlatform"]
 
 
-class TorchPlatform(
-    TorchDevices, TorchRandom, TorchCollectives, TorchMeshes, TorchDataParallel, TorchModules, Platform
-):
+# Imported on first use: distributed tensors double the time that `import torch` takes.
+_DISTRIBUTED_TENSORS = {
+    "DTensor": "torch.distributed.tensor",
+    "DeviceMesh": "torch.distributed.device_mesh",
+    "Placement": "torch.distributed.tensor",
+    "Shard": "torch.distributed.tensor",
+    "Replicate": "torch.distributed.tensor",
+    "Partial": "torch.distributed.tensor",
+    "init_device_mesh": "torch.distributed.device_mesh",
+    "distribute_tensor": "torch.distributed.tensor",
+    "local_map": "torch.distributed.tensor.experimental",
+}
+
+
+class TorchPlatform(TorchDevices, TorchRandom, TorchCollectives, TorchMeshes, TorchDataParallel, TorchModules):
     """The torch backend. Types are torch's own: `get_platform().Linear is torch.nn.Linear`."""
 
     name: ClassVar[str] = "torch"
@@ -44,16 +53,6 @@ class TorchPlatform(
     ops = torch
     init = nn.init
 
-    DTensor = DTensor
-    DeviceMesh = DeviceMesh
-    Placement = Placement
-    Shard = Shard
-    Replicate = Replicate
-    Partial = Partial
-    init_device_mesh = staticmethod(init_device_mesh)
-    distribute_tensor = staticmethod(distribute_tensor)
-    local_map = staticmethod(local_map)
-
     dtype_map: ClassVar[dict[str, torch.dtype]] = {
         "float32": torch.float32,
         "bfloat16": torch.bfloat16,
@@ -65,3 +64,10 @@ class TorchPlatform(
         "uint8": torch.uint8,
         "bool": torch.bool,
     }
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute not in _DISTRIBUTED_TENSORS:
+            return super().__getattr__(attribute)
+        value = getattr(importlib.import_module(_DISTRIBUTED_TENSORS[attribute]), attribute)
+        self.__dict__[attribute] = value
+        return value

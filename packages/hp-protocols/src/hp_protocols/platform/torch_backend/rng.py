@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
+
+from hp_protocols.platform.base import Platform
 
 __all__ = ["TorchRandom"]
 
 
-class TorchRandom:
+class TorchRandom(Platform):
     """torch's default generators: the cpu's, and that of the current device where there is one."""
-
-    if TYPE_CHECKING:
-
-        def device_type(self, requested: str | None = None) -> str: ...
 
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
