@@ -94,12 +94,16 @@ def build(session: nox.Session) -> None:
 
 @nox.session(requires=["build"])
 def wheels(session: nox.Session) -> None:
-    """Check the built wheels: metadata, contents, declared requirements."""
+    """Check the built wheels: metadata, contents, declared requirements, what must import without torch."""
     install(session, "twine", "check-wheel-contents", "packaging")
     files = sorted(str(path) for path in DIST.iterdir())
     session.run("twine", "check", "--strict", *files)
     session.run("check-wheel-contents", *[name for name in files if name.endswith(".whl")])
     session.run("python", "tools/check_wheels.py", str(DIST))
+    # hp-compile requires torch; the part of it that plans must work before torch is installed.
+    session.install("--no-deps", *[str(wheel_of(name)) for name in ("hp-protocols", "hp-config", "hp-compile")])
+    install(session, "pyyaml")
+    session.run("python", "tools/check_torch_free.py", env=CLEAN)
 
 
 @nox.session
