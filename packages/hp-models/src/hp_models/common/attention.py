@@ -55,6 +55,14 @@ class BaseAttention(Module):
     class Config(Module.Config):
         num_heads: int
 
+        def head_counts(self) -> tuple[int, ...]:
+            """Numbers of heads of each kind; tensor-parallel ranks share each number evenly."""
+            return (self.num_heads,)
+
+        def core_flops(self, seq_len: int) -> int:
+            """Floating-point operations per token of forward and backward, without those of the projections."""
+            raise NotImplementedError(f"{type(self).__qualname__} does not implement core_flops")
+
     def forward(self, x_BSD: Tensor, cos_BSR: Tensor, sin_BSR: Tensor, mask_B1SS: Tensor | None = None) -> Tensor:
         raise NotImplementedError
 
@@ -78,6 +86,16 @@ class GQAttention(BaseAttention):
         k_norm: Module.Config | None = None
         output_gate: bool = False
         inner_attention: ScaledDotProductAttention.Config
+
+        def head_counts(self) -> tuple[int, ...]:
+            return (self.num_heads, self.num_kv_heads)
+
+        def core_flops(self, seq_len: int) -> int:
+            """q·k and p·v: 2 · 2 · heads · head_dim · seq_len forward, twice that backward.
+
+            Following the field's convention the whole square is counted, although causal attention masks half of it.
+            """
+            return 12 * self.num_heads * self.head_dim * seq_len
 
     def __init__(self, config: Config) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ def check_cu_seqlens(cu_seqlens: Sequence[int] | Tensor, batch: int, seq_len: in
     Raises:
         ValueError: they are not that, or they lie on a device, where reading them would stall it.
     """
-    if hasattr(cu_seqlens, "device"):
+    if isinstance(cu_seqlens, ops.Tensor):
         if cu_seqlens.device.type != "cpu":
             raise ValueError(
                 f"cu_seqlens lies on {cu_seqlens.device}: document boundaries are read on the host; "

@@ -182,19 +182,16 @@ def decoder_faults(config: Decoder.Config, trainer_config: TrainerConfig) -> lis
     parallelism = trainer_config.parallelism
     tp = parallelism.tensor_parallel_degree
     if tp > 1:
-        counts = {
-            count
-            for layer in config.layers
-            for count in (layer.self_attn.num_heads, getattr(layer.self_attn, "num_kv_heads", tp))
-        }
-        for count in sorted(count for count in counts if count % tp):
-            faults.append(
-                Fault(
-                    "parallelism.tensor_parallel_degree",
-                    f"{tp} ranks cannot share {count} attention heads evenly",
-                    allowed=f"a divisor of {sorted(counts)}",
-                )
+        counts = sorted({count for layer in config.layers for count in layer.self_attn.head_counts()})
+        faults += [
+            Fault(
+                "parallelism.tensor_parallel_degree",
+                f"{tp} ranks cannot share {count} attention heads evenly",
+                allowed=f"a divisor of {' and of '.join(map(str, counts))}",
             )
+            for count in counts
+            if count % tp
+        ]
         if parallelism.enable_sequence_parallel and seq_len % tp:
             faults.append(
                 Fault(
@@ -210,10 +207,8 @@ def training_flops(config: Decoder.Config, model: Module, seq_len: int) -> int:
     """Floating-point operations of forward and backward per token, rows of `seq_len` tokens.
 
     6 per weight of a matrix multiplication (2 forward, 4 backward); the embedding look-up multiplies nothing, a
-    tied output projection does. Attention: q·k and p·v are 2 · 2 · heads · head_dim · seq_len forward and twice
-    that backward. Following the field's convention the whole square is counted, although half of it is masked
-    in causal attention, and recomputation is not counted.
+    tied output projection does. On top of that comes what each layer's attention says of itself. Norms, activations
+    and recomputation are not counted.
     """
     multiplied = sum(module.weight.numel() for module in model.modules() if isinstance(module, Linear))
-    attention = sum(layer.self_attn.num_heads * layer.self_attn.head_dim for layer in config.layers)
-    return 6 * multiplied + 12 * attention * seq_len
+    return 6 * multiplied + sum(layer.self_attn.core_flops(seq_len) for layer in config.layers)

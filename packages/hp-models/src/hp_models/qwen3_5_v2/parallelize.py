@@ -6,7 +6,7 @@ this order: context parallel, tensor parallel, recomputation, compilation, data 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hp_protocols.distributed import ParallelDims, apply_ac, apply_compile, apply_cp, apply_fsdp, apply_replicate
 from hp_protocols.errors import ConfigError, Fault
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hp_models.qwen3_5_v2.model import Qwen3_5Model
-    from hp_protocols.module import Module
+    from hp_protocols.platform import Module
     from hp_protocols.trainer_sections import TrainerConfig
 
 __all__ = ["parallelize_qwen3_5_v2"]
@@ -38,7 +38,8 @@ def parallelize_qwen3_5_v2(
         apply_cp(model, mesh=parallel_dims.get_mesh("cp"))
     if parallel_dims.tp_enabled:
         model.parallelize(parallel_dims.get_mesh("tp"))
-    recompute = trainer_config.activation_checkpoint
+    # Any: a section holds names as plain strings, which the functions below check.
+    recompute: Any = trainer_config.activation_checkpoint
     blocks = apply_ac(
         model,
         blocks=model.layers,
@@ -60,6 +61,7 @@ def _apply_data_parallel(
     model: Qwen3_5Model, blocks: Sequence[Module], parallel_dims: ParallelDims, trainer_config: TrainerConfig
 ) -> None:
     """Shard (FSDP, HSDP) or replicate (DDP), and compute in the dtype of mixed precision."""
+    parallelism: Any = trainer_config.parallelism
     training = trainer_config.training
     mixed = training.mixed_precision_param != training.dtype
     if not (parallel_dims.dp_cp_enabled or mixed or training.enable_cpu_offload):
@@ -79,7 +81,7 @@ def _apply_data_parallel(
         units=units,
         param_dtype=param_dtype,
         reduce_dtype=reduce_dtype,
-        reshard_after_forward=trainer_config.parallelism.fsdp_reshard_after_forward,
+        reshard_after_forward=parallelism.fsdp_reshard_after_forward,
         cpu_offload=training.enable_cpu_offload,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hp_models.common.attention import GQAttention
 from hp_models.common.decoder_sharding import (
     norm_config,
     set_decoder_sharding_config,
@@ -35,6 +36,9 @@ def set_qwen3_5_sharding_config(config: Qwen3_5Model.Config, *, loss_parallel: b
     for layer in config.layers:
         layer.input_layernorm.sharding_config = norm_config(enable_sp=enable_sp)
         layer.post_attention_layernorm.sharding_config = norm_config(enable_sp=enable_sp)
-        set_gqa_attention_sharding(layer.self_attn, enable_sp=enable_sp)
-        set_gqa_inner_attention_local_map(layer.self_attn.inner_attention)
+        attention = layer.self_attn
+        if not isinstance(attention, GQAttention.Config):
+            raise TypeError(f"no sharding is known for attention of the kind {type(attention).__qualname__}")
+        set_gqa_attention_sharding(attention, enable_sp=enable_sp)
+        set_gqa_inner_attention_local_map(attention.inner_attention)
         set_dense_ffn_sharding(layer.mlp, attn_x_placement=Shard(1) if enable_sp else Replicate(), enable_sp=enable_sp)
