@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from .configurable import Configurable
 from .function import Function
+from .module_tree import parameter_owners
 from .platform import Module as PlatformModule
 from .platform import nn
 from .references import UnknownNameError, dotted_name, resolve_name
@@ -69,6 +70,15 @@ class Module(PlatformModule, Configurable):
 
     def __init__(self, config: Config | None = None) -> None:
         super().__init__()
+
+    def to_empty(self, *, device: Any, recurse: bool = True) -> Self:
+        """Move the tree to `device` without values, as the backend does it, but a tied parameter stays tied."""
+        ties = [owners for _, owners in parameter_owners(self) if len(owners) > 1] if recurse else []
+        super().to_empty(device=device, recurse=recurse)
+        for first, *others in ties:
+            for owner in others:
+                setattr(owner.module, owner.name, getattr(first.module, first.name))
+        return self
 
     def init_states(self, *, buffer_device: Any = None, seed: int | None = None) -> None:
         """Give every parameter and buffer of the tree its first value, children before parents.

@@ -67,10 +67,12 @@ class _InitPass:
 
     def init_parameters(self, module: PlatformModule) -> None:
         """Initialise the module's own parameters, by declaration or by its `reset_parameters`."""
+        from .module import Module
+
         parameters = own_parameters(module)
-        declared = getattr(module, "_param_init", None)
-        if declared is not None:
-            self._by_declaration(module, parameters, declared)
+        # Wrappers pass look-ups on to what they wrap, so the class is asked, not the instance.
+        if isinstance(module, Module) and module._param_init is not None:
+            self._by_declaration(module, parameters, module._param_init)
         elif callable(getattr(type(module), "reset_parameters", None)):
             if parameters:
                 self._by_reset(module, parameters)
