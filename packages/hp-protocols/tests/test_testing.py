@@ -156,6 +156,15 @@ def test_what_cannot_travel_between_processes_is_an_error_and_not_a_hang():
         run_world(report, 0)
 
 
+def load_with_workers(rank, world_size):
+    data = torch.arange(8)
+    return [batch.tolist() for batch in torch.utils.data.DataLoader(data, batch_size=4, num_workers=1)]
+
+
+def test_a_rank_may_have_worker_processes_of_its_own():
+    assert run_world(load_with_workers, 1) == [[[0, 1, 2, 3], [4, 5, 6, 7]]]
+
+
 def start_by_itself(rank, world_size):
     from hp_protocols.platform import get_platform
 

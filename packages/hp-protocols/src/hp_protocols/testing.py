@@ -146,7 +146,7 @@ def run_world(
 
     Args:
         fn: a function defined at module level; arguments and results are pickled.
-        timeout: seconds for the whole world.
+        timeout: seconds from the start of the last process.
         init_process_group: start the gloo process group before `fn`, and destroy it after.
         env: variables to set in the processes.
 
@@ -159,7 +159,6 @@ def run_world(
         raise ValueError(f"world_size must be at least 1, got {world_size}")
     function, arguments = _Function.of(fn), pickle.dumps(args)
     environment = {**os.environ, **(env or {})}
-    deadline = time.monotonic() + timeout
     with tempfile.TemporaryDirectory(prefix="hp-world-") as folder, _store_port() as port:
         tasks = [
             _Task(
@@ -172,6 +171,8 @@ def run_world(
         try:
             for task in tasks:
                 ranks.append(_start(task))
+            # From here, since the first world of a process also waits for the fork server's imports.
+            deadline = time.monotonic() + timeout
             finished = _wait(ranks, deadline)
             problem = _problem(ranks, finished, timeout)
         finally:
@@ -188,7 +189,7 @@ def run_world(
 def _start(task: _Task) -> _Rank:
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_child, args=(task, theirs), name=f"rank {task.rank}", daemon=True)
+    process = context.Process(target=_child, args=(task, theirs), name=f"rank {task.rank}")
     with _fork_server_environment(context):
         process.start()
     theirs.close()
