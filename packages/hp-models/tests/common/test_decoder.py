@@ -169,6 +169,14 @@ def test_a_tied_output_projection_is_the_embedding_before_and_after_materialisin
     assert (model.lm_head.weight is model.embed_tokens.weight) == tied
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_whole_model_is_one_graph_whether_or_not_documents_are_packed(packed):
+    model, ids = perturbed(tiny_config().build()), torch.randint(0, 61, (2, 6))
+    options = {"cu_seqlens": [0, 2, 6, 12], "attention_mask": torch.ones(2, 6)} if packed else {}
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(ids, **options), model(ids, **options))
+
+
 def test_every_module_follows_the_protocol():
     tiny_config().build().verify_module_protocol()
 

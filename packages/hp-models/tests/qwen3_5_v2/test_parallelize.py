@@ -31,6 +31,7 @@ def run_config(*, tp=1, sp=True, loss_parallel=True, **changes):
     given = {
         "dtype": "float32",
         "param": "float32",
+        "reduce": "float32",
         "offload": False,
         "ac": "none",
         "compile": "none",
@@ -43,7 +44,7 @@ def run_config(*, tp=1, sp=True, loss_parallel=True, **changes):
             seq_len=given["seq_len"],
             dtype=given["dtype"],
             mixed_precision_param=given["param"],
-            mixed_precision_reduce="float32",
+            mixed_precision_reduce=given["reduce"],
             enable_cpu_offload=given["offload"],
         ),
         parallelism=SimpleNamespace(
@@ -136,6 +137,39 @@ def dtypes(world_size, **options):
     return kept, logits.dtype, model.rotary_emb.inv_freq.dtype
 
 
+def still_gathered(world_size, **options):
+    """Which units hold whole parameters between forward and backward."""
+    model, _ = build(world_size, **options)
+    model(torch.zeros(1, 8, dtype=torch.int64))
+    states = {canonical_fqn(name): isinstance(p, DTensor) for name, p in model.named_parameters()}
+    return [unit for unit in ("embed_tokens", "layers.0", "layers.1", "lm_head") if not states[first_of(states, unit)]]
+
+
+def first_of(names, unit):
+    return next(name for name in names if name.startswith(unit))
+
+
+def block_calls(world_size, **options):
+    """How often the first feed-forward block runs in one step, and whether its layer is compiled."""
+    model, _ = build(world_size, **options)
+    calls = []
+    block = model.layers[0]
+    while not hasattr(block, "mlp"):
+        (block,) = block.children()
+    if options.get("compile") != "blocks":  # A hook would be compiled away.
+        block.mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    model(torch.zeros(1, 8, dtype=torch.int64)).sum().backward()
+    return len(calls), any(module._compiled_call_impl is not None for module in model.layers)
+
+
+def reduced_in(world_size, **options):
+    """Whether every gradient is a bf16 number, as it is when ranks sum them in bf16."""
+    model, _ = build(world_size, **options)
+    ids = torch.randint(0, UNEVEN, (2, 8), generator=torch.Generator().manual_seed(0))
+    model(ids).float().square().sum().backward()
+    return all(torch.equal(whole(p.grad).bfloat16().to(p.grad.dtype), whole(p.grad)) for p in model.parameters())
+
+
 def is_distributed(world_size, **options):
     model, _ = build(world_size, **options)
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
@@ -220,6 +254,11 @@ CASES_OF_TWO = {
     "step tp, full": (step, {"dims": TP, "ac": "full"}),
     "units": (units, {"ac": "full"}),
     "bf16": (dtypes, {"param": "bfloat16"}),
+    **{f"gathered, {policy}": (still_gathered, {"reshard": policy}) for policy in ("default", "always", "never")},
+    **{f"calls, {mode}": (block_calls, {"ac": mode}) for mode in ("none", "selective", "full")},
+    "calls, compiled": (block_calls, {"compile": "blocks"}),
+    **{f"reduce, {dtype}": (reduced_in, {"reduce": dtype}) for dtype in ("float32", "bfloat16")},
+    **{f"reduce ddp, {dtype}": (reduced_in, {"dims": DDP, "reduce": dtype}) for dtype in ("float32", "bfloat16")},
     "graph": (is_distributed, {"compile": "graph"}),
     "cp": (refusal, {"dims": {"cp": 2}}),
 }
@@ -294,6 +333,26 @@ def test_recomputation_changes_no_bit(of_two):
         for mine, plain in zip(of_two[case], of_two["step fsdp, plain"], strict=True):
             assert torch.equal(mine[0], plain[0])
             assert_same_bits(mine[1], plain[1])
+
+
+def test_blocks_are_recomputed_or_compiled_where_the_run_says_so(of_two):
+    for case, expected in {"none": (1, False), "selective": (2, False), "full": (2, False)}.items():
+        assert of_two[f"calls, {case}"] == [expected, expected], case
+    assert of_two["calls, compiled"] == [(0, True), (0, True)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "gathered"),
+    [("default", ["lm_head"]), ("always", []), ("never", ["embed_tokens", "layers.0", "layers.1", "lm_head"])],
+)
+def test_units_stay_gathered_after_forward_as_the_policy_says(of_two, policy, gathered):
+    assert of_two[f"gathered, {policy}"] == [gathered, gathered]
+
+
+@pytest.mark.parametrize("kind", ["reduce", "reduce ddp"])
+def test_gradients_are_summed_in_the_dtype_that_the_run_says(of_two, kind):
+    assert of_two[f"{kind}, float32"] == [False, False]
+    assert of_two[f"{kind}, bfloat16"] == [True, True]
 
 
 def test_the_embedding_each_block_and_the_last_layers_are_gathered_on_their_own(of_two):
