@@ -40,7 +40,8 @@ def apply_fsdp(
 
     Args:
         mesh: one axis to shard over, or two: replicate over the first, shard over the second.
-        units: modules (or lists of modules, each list one unit) in the order of forward, none of them `model`.
+        units: modules (or lists of modules, each list one unit) in the order in which forward is done with them, none
+            of them `model`. Modules that share a parameter belong in one unit.
         param_dtype: dtype of parameters and gradients in forward and backward; None keeps the parameters' own.
         reduce_dtype: dtype in which gradients are reduced; None: as `param_dtype`.
         reshard_after_forward: `"always"` or True frees a unit's whole parameters after its forward and gathers them
