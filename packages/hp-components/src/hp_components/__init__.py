@@ -10,13 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .checkpoint import CheckpointError, CheckpointManager, RunLock
-    from .data import BaseDataLoader, DummyDataLoader, TextDataLoader
-    from .loss import BaseLoss, CrossEntropyLoss
-    from .lr_scheduler import LRSchedulersContainer
-    from .metrics import MetricsProcessor
-    from .optimizer import OptimizersContainer
-    from .tokenizer import BaseTokenizer, CorpusTokenizer, HuggingFaceTokenizer
+    from hp_components.checkpoint import CheckpointError, CheckpointManager, RunLock
+    from hp_components.data import BaseDataLoader, DummyDataLoader, TextDataLoader
+    from hp_components.loss import BaseLoss, CrossEntropyLoss
+    from hp_components.lr_scheduler import LRSchedulersContainer
+    from hp_components.metrics import MetricsProcessor
+    from hp_components.optimizer import OptimizersContainer
+    from hp_components.tokenizer import BaseTokenizer, CorpusTokenizer, HuggingFaceTokenizer
 
 __all__ = [
     "BaseDataLoader",

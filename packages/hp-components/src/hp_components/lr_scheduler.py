@@ -12,11 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hp_components._rank_zero import log
+from hp_components.optimizer import OptimizersContainer
 from hp_protocols.configurable import Configurable
 from hp_protocols.errors import ConfigError, Fault
-
-from ._rank_zero import log
-from .optimizer import OptimizersContainer
 
 __all__ = ["LRSchedulersContainer"]
 

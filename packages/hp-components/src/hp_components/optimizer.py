@@ -20,10 +20,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from hp_components._rank_zero import log
 from hp_protocols.configurable import Configurable
 from hp_protocols.errors import ConfigError, Fault, nearest
-
-from ._rank_zero import log
 
 __all__ = ["OptimizersContainer"]
 

@@ -10,11 +10,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .errors import CheckpointError
-    from .folder import CheckpointInfo, list_checkpoints
-    from .lock import RunLock
-    from .manager import CheckpointManager
-    from .storage import load_model
+    from hp_components.checkpoint.errors import CheckpointError
+    from hp_components.checkpoint.folder import CheckpointInfo, list_checkpoints
+    from hp_components.checkpoint.lock import RunLock
+    from hp_components.checkpoint.manager import CheckpointManager
+    from hp_components.checkpoint.storage import load_model
 
 __all__ = ["CheckpointError", "CheckpointInfo", "CheckpointManager", "RunLock", "list_checkpoints", "load_model"]
 

@@ -11,10 +11,9 @@ from typing import TypeVar
 
 from torch.distributed.checkpoint.api import CheckpointException
 
+from hp_components.checkpoint.errors import CheckpointError
 from hp_protocols.errors import ConfigError
 from hp_protocols.platform import get_platform
-
-from .errors import CheckpointError
 
 __all__ = ["on_all_ranks", "on_rank_zero"]
 

@@ -20,18 +20,17 @@ from torch import nn
 from torch.distributed.checkpoint.stateful import Stateful
 
 from hp_components._rank_zero import log
+from hp_components.checkpoint import folder as folders
+from hp_components.checkpoint.agreement import on_all_ranks, on_rank_zero
+from hp_components.checkpoint.contents import ModelParts, pack, unpack
+from hp_components.checkpoint.errors import CheckpointError
+from hp_components.checkpoint.folder import CheckpointInfo, list_checkpoints
+from hp_components.checkpoint.lock import held_by_another
+from hp_components.checkpoint.rng import capture_rng, rederive_rng, restore_rng
+from hp_components.checkpoint.storage import matching_contents, read, require_states, write
 from hp_protocols.configurable import Configurable
 from hp_protocols.errors import ConfigError, Fault
 from hp_protocols.platform import get_platform
-
-from . import folder as folders
-from .agreement import on_all_ranks, on_rank_zero
-from .contents import ModelParts, pack, unpack
-from .errors import CheckpointError
-from .folder import CheckpointInfo, list_checkpoints
-from .lock import held_by_another
-from .rng import capture_rng, rederive_rng, restore_rng
-from .storage import matching_contents, read, require_states, write
 
 __all__ = ["CheckpointManager"]
 
@@ -166,7 +165,7 @@ class CheckpointManager(Configurable):
             )
             return False
         self._on_disk = step
-        log(logger, logging.INFO, "saved checkpoint %s (%.2f s)", path, time.perf_counter() - began)
+        log(logger, logging.INFO, "saved checkpoint %s in %.2f s", path, time.perf_counter() - began)
         return True
 
     def load(self, step: int | None = None) -> int | None:
@@ -245,9 +244,8 @@ class CheckpointManager(Configurable):
             return on_rank_zero(
                 f"finish step-{step}", lambda: self._publish(partial, step, token, platform.world_size())
             )
-        except CheckpointError:
-            if platform.rank() == 0:
-                _discard(partial)
+        except Exception:  # every rank is here: what fails in a stage fails on all of them
+            on_rank_zero(f"remove {partial}", lambda: _discard(partial))
             raise
 
     def _publish(self, partial: Path, step: int, token: str, world_size: int) -> Path:
@@ -269,7 +267,6 @@ class CheckpointManager(Configurable):
         contents = self._tensors()
         contents["rng"] = {f"rank{rank}": pack("rng", capture_rng(self._device_type))}
         if rank == 0:
-            contents["rng"]["world_size"] = platform.world_size()
             contents["states"] = {name: pack(name, state.state_dict()) for name, state in self._states.items()}
         return contents
 

@@ -18,12 +18,11 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from hp_components._rank_zero import log
+from hp_components.checkpoint.agreement import on_all_ranks
+from hp_components.checkpoint.contents import ModelParts, compare
+from hp_components.checkpoint.folder import read_info
 from hp_protocols.errors import ConfigError, Fault
 from hp_protocols.platform import get_platform
-
-from .agreement import on_all_ranks
-from .contents import ModelParts, compare
-from .folder import read_info
 
 __all__ = ["load_model", "matching_contents", "read", "require_states", "write"]
 

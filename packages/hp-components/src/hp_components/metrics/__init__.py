@@ -10,9 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .jsonl import read_records
-    from .plot import plot_loss
-    from .processor import MetricsProcessor
+    from hp_components.metrics.jsonl import read_records
+    from hp_components.metrics.plot import plot_loss
+    from hp_components.metrics.processor import MetricsProcessor
 
 __all__ = ["MetricsProcessor", "plot_loss", "read_records"]
 

@@ -93,7 +93,10 @@ class JsonlWriter:
 
 def _belongs(line: bytes, step: int) -> bool:
     record = _parsed(line)
-    return record is not None and line.endswith(b"\n") and record.get("step", 0) <= step
+    if record is None or not line.endswith(b"\n"):
+        return False
+    number = record.get("step", 0)
+    return isinstance(number, int) and number <= step
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -5,11 +5,14 @@ In: files `metrics.jsonl` by name. Out: one PNG. Drawn without a display and wit
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .jsonl import read_records
+import numpy as np
+
+from hp_components.metrics.jsonl import read_records
 
 __all__ = ["plot_loss", "smoothed"]
 
@@ -31,6 +34,7 @@ def plot_loss(runs: Mapping[str, str | os.PathLike[str]], out: str | os.PathLike
     # A Figure of its own: pyplot would keep state and look for a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 4.5), dpi=140, layout="constrained")
     FigureCanvasAgg(figure)
@@ -43,6 +47,7 @@ def plot_loss(runs: Mapping[str, str | os.PathLike[str]], out: str | os.PathLike
             axes.plot(steps, smoothed(losses), color=color, linewidth=2, label=name if several else "smoothed")
         else:
             axes.plot(steps, losses, color=color, marker="o", linewidth=2, label=name if several else "loss")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("training loss (nats per token)")
     axes.set_title(title)
@@ -60,15 +65,14 @@ def plot_loss(runs: Mapping[str, str | os.PathLike[str]], out: str | os.PathLike
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """An exponential mean over about a twentieth of the curve, without the pull towards 0 at its start."""
-    keep = 1.0 - 1.0 / max(3.0, len(values) / 20)
-    mean = weight = 0.0
-    result = []
-    for value in values:
-        mean = keep * mean + (1.0 - keep) * value
-        weight = keep * weight + (1.0 - keep)
-        result.append(mean / weight)
-    return result
+    """A Gaussian mean over about a twentieth of the curve to either side; centred, so that it does not lag behind."""
+    count = len(values)
+    sigma = max(1.0, count / 40)
+    reach = min(math.ceil(3 * sigma), (count - 1) // 2)
+    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
+    # At the ends the mean is over what there is.
+    weight = np.convolve(np.ones(count), kernel, mode="same")
+    return (np.convolve(values, kernel, mode="same") / weight).tolist()
 
 
 def _curve(path: str | os.PathLike[str]) -> tuple[list[int], list[float]]:

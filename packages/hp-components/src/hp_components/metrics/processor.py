@@ -17,15 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from hp_components.metrics.console import Console, NoConsole, make_console, record_fields
+from hp_components.metrics.jsonl import JsonlWriter
+from hp_components.metrics.peak import peak_tflops
+from hp_components.metrics.plot import plot_loss
+from hp_components.metrics.window import Window
 from hp_protocols.configurable import Configurable
 from hp_protocols.errors import ConfigError, Fault
 from hp_protocols.platform import get_platform
-
-from .console import Console, NoConsole, make_console, record_fields
-from .jsonl import JsonlWriter
-from .peak import peak_tflops
-from .plot import plot_loss
-from .window import Window
 
 __all__ = ["MetricsProcessor"]
 
@@ -109,6 +108,8 @@ class MetricsProcessor(Configurable):
 
     def begin(self, step: int = 0) -> None:
         """Start the clock, going on after `step`; records of later steps, from a run that was cut off, are dropped."""
+        if self._tick is not None:
+            raise RuntimeError("metrics have begun already")
         if self._writer is not None and (dropped := self._writer.open(step)):
             logger.info(
                 "%s: %d records after step %d dropped; the run goes on from there", self._writer.path, dropped, step

@@ -1,0 +1,158 @@
+"""kill -9 during a save, at every file operation and at random moments: an older checkpoint is never lost.
+
+One process imports torch once and forks: a child that saves and is killed, then a child that starts again in the
+same folder, as the next run would, and reports what it finds.
+"""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+DRIVER = """
+    import json, os, random, shutil, signal, sys, time
+    from pathlib import Path
+
+    import torch
+    from torch import nn
+    from hp_components import CheckpointManager
+    from hp_components.checkpoint import list_checkpoints
+
+    folder = Path(sys.argv[1])
+
+    def manager(value, size, keep=2):
+        model = nn.Linear(size, size)
+        nn.init.constant_(model.weight, value)
+        config = CheckpointManager.Config(interval=1, keep_latest_k=keep)
+        return model, config.build(run_folder=folder, model_parts=[model])
+
+    def in_child(work):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            try:
+                os.write(writer, json.dumps(work()).encode())
+                os._exit(0)
+            finally:
+                os._exit(1)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as pipe:
+            said = pipe.read()
+        _, status = os.waitpid(child, 0)
+        return said, status
+
+    def prepare(size):
+        for step in (0, 1, 2):
+            assert manager(float(step), size, keep=0)[1].save(step, force=True)
+
+    def die_at(operation):
+        count = 0
+
+        def tick():
+            nonlocal count
+            if count == operation:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
+
+        def hook(event, arguments):
+            # Deletions inside a folder name the file alone.
+            ours = event in ("os.remove", "os.rmdir") or str(folder) in str(arguments[:1])
+            if ours and event in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir"):
+                tick()
+
+        fsync = os.fsync
+        os.fsync = lambda fd: (tick(), fsync(fd))
+        sys.addaudithook(hook)
+
+    def save_and_die(operation, size):
+        _, new = manager(7.0, size)
+        die_at(operation)
+        return new.save(2, force=True)  # replaces step 2 and deletes step 0
+
+    def start_again(size):
+        partial = [path.name for path in (folder / "checkpoint").glob(".step-*")]
+        model, again = manager(-1.0, size)
+        found = {}
+        for step in [info.step for info in list_checkpoints(again.folder)]:
+            again.load(step)
+            found[step] = sorted(set(model.weight.flatten().tolist()))
+        left = [path.name for path in (folder / "checkpoint").iterdir() if not path.name.startswith("step-")]
+        return {"partial": partial, "found": found, "left": left}
+
+    def report(status, size):
+        said, _ = in_child(lambda: start_again(size))
+        print(json.dumps({"killed": os.WIFSIGNALED(status), **json.loads(said)}), flush=True)
+
+    if sys.argv[2] == "every operation":
+        in_child(lambda: prepare(16))
+        shutil.copytree(folder, folder.with_name("prepared"))
+        operation = 0
+        while True:
+            shutil.rmtree(folder)
+            shutil.copytree(folder.with_name("prepared"), folder)
+            _, status = in_child(lambda: save_and_die(operation, 16))
+            report(status, 16)
+            if not os.WIFSIGNALED(status):
+                break
+            operation += 1
+    else:
+        random.seed(0)
+        size = 1000  # 4 MB: most of the time goes into writing
+        in_child(lambda: prepare(size))
+        for _ in range(int(sys.argv[3])):
+            child = os.fork()
+            if child == 0:
+                _, new = manager(7.0, size)
+                (folder / "started").touch()
+                new.save(2, force=True)
+                os._exit(0)
+            while not (folder / "started").exists():
+                time.sleep(0.001)
+            time.sleep(random.random() * 0.06)
+            os.kill(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
+            (folder / "started").unlink()
+            report(status, size)
+"""
+
+
+def outcomes(folder, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(DRIVER), str(folder / "run"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(outcome):
+    """Step 1 is untouched; step 2 is wholly the old or wholly the new one; nothing is left over."""
+    assert outcome["found"]["1"] == [1.0], outcome
+    assert outcome["found"]["2"] in ([2.0], [7.0]), outcome
+    assert outcome["found"].get("0", [0.0]) == [0.0], outcome
+    assert outcome["left"] == [], outcome
+
+
+def test_a_kill_at_any_file_operation_of_a_save_costs_no_older_checkpoint(tmp_path):
+    seen = outcomes(tmp_path, "every operation")
+    for outcome in seen:
+        check(outcome)
+    assert len(seen) > 15
+    assert [outcome["killed"] for outcome in seen] == [True] * (len(seen) - 1) + [False]
+    # The moments were real: old and new, partial and replaced and half-deleted folders all occurred.
+    assert seen[0]["found"]["2"] == [2.0]
+    assert seen[-1]["found"] == {"1": [1.0], "2": [7.0]}
+    kinds = {name.split(".")[2].split("-")[0] for outcome in seen for name in outcome["partial"]}
+    assert kinds == {"partial", "replaced", "deleting"}
+
+
+def test_a_kill_at_a_random_moment_costs_no_older_checkpoint(tmp_path):
+    seen = outcomes(tmp_path, "random moments", "8")
+    assert len(seen) == 8
+    for outcome in seen:
+        check(outcome)
+    assert any(outcome["partial"] for outcome in seen)

@@ -1,0 +1,149 @@
+"""The console on a real pseudo-terminal and off one: readable, narrow enough, free of control characters."""
+
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import textwrap
+
+import pytest
+
+from hp_components.metrics.console import duration, fitting, record_fields
+
+RECORD = {
+    "step": 40,
+    "loss": 5.43211,
+    "lr": 2.9e-4,
+    "grad_norm": 1.234,
+    "memory_gib": 0.8123,
+    "tokens_per_second": 4512.3,
+    "mfu": None,
+    "data_wait": 0.0,
+}
+
+PROGRAM = """
+    import sys, time
+    from hp_components.metrics.console import make_console, record_fields
+    console = make_console(None)
+    console.begin(0, 256)
+    record = dict(loss=5.43211, lr=2.9e-4, grad_norm=1.234, memory_gib=0.8, tokens_per_second=4512.3, mfu=None, data_wait=0.0)
+    for step in range(1, 5):
+        console.record(record_fields({"step": step, **record}, 256, 92.0, "mem"))
+        console.progress(step)
+        time.sleep(0.3)
+    console.note("done [1/2] with %s brackets")
+    console.close()
+"""
+
+
+def on_terminal(columns, **environment):
+    """What the program writes on a pseudo-terminal of that width."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    cleared = {
+        name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES", "TERM")
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM)],
+        stdout=theirs,
+        stdin=theirs,
+        env=cleared | {"TERM": "xterm-256color"} | environment,
+    )
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            chunk = os.read(ours, 65536)
+        except OSError:  # the terminal is gone with its last process
+            break
+        if not chunk:
+            break
+        said += chunk
+    assert process.wait() == 0
+    os.close(ours)
+    return said.decode()
+
+
+def shown(text):
+    """What was drawn, piece by piece, without control sequences: a line may be drawn over."""
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    return [piece.rstrip() for piece in re.split(r"[\r\n]+", plain)]
+
+
+def test_a_record_reads_as_one_line():
+    line = "  ".join(record_fields(RECORD, 256, 92.0, "mem").values())
+    assert line == "step 40/256  loss 5.4321  lr 2.9e-04  grad 1.23  mem 0.8 GiB  4,512 tok/s  eta 1m32s"
+
+
+def test_optional_values_show_up_when_there_is_something_to_say():
+    line = "  ".join(record_fields(RECORD | {"mfu": 0.412, "data_wait": 0.25}, 256, 92.0, "mem").values())
+    assert "mfu 41.2%  data wait 25%" in line
+
+
+def test_non_finite_values_are_shown_as_such():
+    fields = record_fields(RECORD | {"loss": None, "grad_norm": None, "memory_gib": None}, 256, None, "mem")
+    assert "  ".join(fields.values()) == "step 40/256  loss nan  lr 2.9e-04  grad nan  mem n/a  4,512 tok/s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (59.4, "59s"), (92, "1m32s"), (3600, "1h00m"), (7500, "2h05m"), (273600, "3d04h")]
+)
+def test_durations_are_short(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_step_and_loss_stay_however_narrow_it_gets():
+    fields = record_fields(RECORD, 256, 92.0, "mem")
+    for width in range(1, 120):
+        line = "  ".join(fitting(fields, width).values())
+        assert line.startswith("step 40/256  loss 5.4321")
+        assert len(line) <= max(width, len("step 40/256  loss 5.4321"))
+    assert fitting(fields, 200) == fields
+
+
+def test_off_a_terminal_there_are_plain_lines_only():
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, check=True)
+    lines = done.stdout.decode().splitlines()
+    assert len(lines) == 5
+    assert lines[0] == "step 1/256  loss 5.4321  lr 2.9e-04  grad 1.23  mem 0.8 GiB  4,512 tok/s  eta 1m32s"
+    assert lines[-1] == "done [1/2] with %s brackets"
+    assert all(byte >= 32 or byte == 10 for byte in done.stdout)
+
+
+def test_on_a_terminal_lines_stand_above_a_bar():
+    text = on_terminal(120)
+    lines = shown(text)
+    assert "step 4/256  loss 5.4321  lr 2.9e-04  grad 1.23  mem 0.8 GiB  4,512 tok/s  eta 1m32s" in lines
+    assert "done [1/2] with %s brackets" in lines
+    assert any("training" in line and "4/256" in line and "━" in line for line in lines)
+
+
+def test_forty_columns_do_not_break_the_lines():
+    lines = shown(on_terminal(40))
+    assert all(len(line) <= 40 for line in lines), lines
+    assert any(line.startswith("step 4/256  loss 5.4321") for line in lines)
+    assert any("training" in line and "4/256" in line for line in lines)
+
+
+def test_no_color_is_respected():
+    assert re.search(r"\x1b\[[0-9;]*m", on_terminal(120))
+    assert not re.search(r"\x1b\[[0-9;]*[1-9][0-9;]*m", on_terminal(120, NO_COLOR="1"))
+
+
+def test_a_dumb_terminal_gets_plain_lines():
+    assert "\x1b" not in on_terminal(120, TERM="dumb")
+
+
+def test_a_closed_stream_is_no_terminal():
+    from hp_components.metrics.console import PlainConsole, make_console
+
+    stream = io.StringIO()
+    console = make_console(stream)
+    assert isinstance(console, PlainConsole)
+    console.note("hello")
+    assert stream.getvalue() == "hello\n"
