@@ -64,6 +64,15 @@ def test_packed_documents_are_what_each_is_alone_forward_and_backward():
         torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-10)
 
 
+def test_positions_restart_in_every_packed_document():
+    model, ids = perturbed(tiny_config().build()), torch.randint(0, 61, (1, 9))
+    packed = model(ids, cu_seqlens=[0, 4, 9])
+    restarting = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    # Equal bits: positions that count on turn by other angles, with the same result but for rounding.
+    assert torch.equal(packed, model(ids, cu_seqlens=[0, 4, 9], position_ids=restarting))
+    assert not torch.equal(packed, model(ids, cu_seqlens=[0, 4, 9], position_ids=torch.arange(9)[None]))
+
+
 def test_packed_documents_stay_apart_when_positions_are_given_too():
     model = perturbed(tiny_config().build()).double()
     ids = torch.randint(0, 61, (1, 9))
@@ -158,6 +167,15 @@ def test_a_model_from_the_meta_device_works_after_loading_without_init_states():
     assert torch.equal(model(ids), source(ids))
 
 
+@pytest.fixture(params=[False, True], ids=["changed in place", "replaced"])
+def conversion(request):
+    """torch's two ways to move a module: new memory for its parameters, or new parameters."""
+    torch.__future__.set_overwrite_module_params_on_conversion(request.param)
+    yield
+    torch.__future__.set_overwrite_module_params_on_conversion(False)
+
+
+@pytest.mark.usefixtures("conversion")
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_tied_output_projection_is_the_embedding_before_and_after_materialising(tied):
     with torch.device("meta"):
