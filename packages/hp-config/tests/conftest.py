@@ -16,6 +16,7 @@ import pytest
 RECIPES = {
     "toy.small": "toy_trainer:small",
     "toy.wide": "toy_trainer:wide",
+    "toy.picky": "toy_trainer:picky",
     "toy.plain_optimizer": "toy_trainer:plain_optimizer",
     "broken.raises": "toy_trainer:raises",
     "broken.no_config": "toy_trainer:no_config",

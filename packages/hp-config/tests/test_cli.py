@@ -75,7 +75,7 @@ def test_validate_lists_every_mistake_with_its_place(resolved: Path) -> None:
     assert code == 2
     assert text.splitlines()[0] == "3 mistakes in the configuration:"
     assert f"{resolved}:{lines.index('    seq_len: 0') + 1} (training.seq_len): 0 is too small" in text
-    assert f"{resolved}:{lines.index('    mode: graph') + 1} (compile.mode): 'graph' is not available yet" in text
+    assert f"{resolved}:{lines.index('    mode: graph') + 1} (compile.mode): 'graph' needs Graph Mode" in text
     assert "--training.global_batch_size: 3 rows cannot be shared out" in text
 
 

@@ -161,7 +161,10 @@ def test_an_unknown_option_names_the_nearest_one(word: str, meant: str | None) -
         (("--validation.colour=red",), "--validation.colour: validation cannot be written as text"),
         (("--training.gc_debug",), "--training.gc_debug: an option of torchtitan: not offered"),
         (("--compile.enable",), "use compile.mode"),
-        (("--parallelism.tensor_parallel_degree=2",), "2 is not available yet: tensor parallelism"),
+        (
+            ("--parallelism.tensor_parallel_degree=2",),
+            "which is not available yet; allowed: 1",
+        ),
         (("stray",), "stray: no option comes before this word"),
         (("-training.steps=5",), "-training.steps=5: an option begins with two dashes\n    → --training.steps=5"),
         (("training.steps=5",), "training.steps=5: an option begins with two dashes"),
@@ -219,6 +222,14 @@ def test_values_that_a_config_refuses_by_itself_are_faults_of_the_user() -> None
     assert faults("--optimizer.betas=2,0.9", "--optimizer.lr=-1") == [
         "--optimizer.betas, --optimizer.lr: betas must lie below 1, got (2.0, 0.9)"
     ]
+
+
+def test_a_section_that_refuses_its_values_is_not_blamed_for_those_it_keeps() -> None:
+    # The recipe's 4 rows x 2 replicas would not fit its batch of 4, but the user asked for 13 rows, not for 4.
+    words = ("--training.local_batch_size=13", "--parallelism.data_parallel_replicate_degree=2")
+    with pytest.raises(ConfigError) as caught:
+        ConfigManager().parse_args(["--module", "toy", "--config", "picky", *words])
+    assert str(caught.value) == "--training.local_batch_size: 13 rows bring bad luck"
 
 
 def test_module_and_config_need_values_and_one_value() -> None:

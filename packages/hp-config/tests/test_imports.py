@@ -48,15 +48,18 @@ def test_recipes_files_and_help_work_without_torch(site: Path) -> None:
     assert "--training.steps INT" in result.stdout
 
 
-def test_a_recipe_without_tyro_says_what_to_install(site: Path) -> None:
-    code = (
-        "from hp_config import ConfigManager\n"
-        "ConfigManager().parse_args(['--module', 'toy', '--config', 'small', '--training.steps=3'])"
-    )
+@pytest.mark.parametrize("options", [[], ["--training.steps=3"], ["--help"]])
+def test_a_recipe_without_tyro_says_what_to_install(site: Path, options: list[str]) -> None:
+    words = ["--module", "toy", "--config", "small", *options]
+    code = f"from hp_config import ConfigManager\nConfigManager().parse_args({words})"
     result = run(code, site, "tyro")
     assert result.returncode == 1
-    assert result.stderr.strip().splitlines()[-1].startswith("ImportError: ")
+    assert result.stderr.strip().splitlines()[-1].startswith("hp_config.command_line.MissingExtraError: ")
     assert 'pip install "hp-config[cli]"' in result.stderr
+
+
+def test_a_missing_extra_is_an_import_error() -> None:
+    assert issubclass(hp_config.MissingExtraError, ImportError)
 
 
 def test_a_file_with_options_works_without_tyro(site: Path, tmp_path: Path) -> None:

@@ -48,13 +48,13 @@ def test_a_recipe_becomes_a_config_that_knows_its_origin() -> None:
 
 def test_missing_and_unknown_names_list_what_there_is() -> None:
     assert "--module: is missing; allowed: broken" in error_of("--config", "small")
-    assert "--config: is missing; allowed: plain_optimizer, small, wide" in error_of("--module", "toy")
+    assert "--config: is missing; allowed: picky, plain_optimizer, small, wide" in error_of("--module", "toy")
     unknown = error_of("--module", "tyo", "--config", "small")
     assert "--module: no module 'tyo'; allowed: broken" in unknown
     assert "did you mean --module toy?" in unknown
     unknown = error_of("--module", "toy", "--config", "smal")
     assert unknown == (
-        "--config: no recipe 'smal'; allowed: plain_optimizer, small, wide\n    → did you mean --config small?"
+        "--config: no recipe 'smal'; allowed: picky, plain_optimizer, small, wide\n    → did you mean --config small?"
     )
     assert "`hp list` shows all modules and recipes" in error_of("--module", "toy", "--config", "zzz")
 

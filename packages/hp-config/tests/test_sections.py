@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+import toy_trainer
 
 from hp_config import (
     ActivationCheckpointConfig,
@@ -17,6 +18,8 @@ from hp_config import (
 )
 from hp_config.availability import NOT_YET, NOT_YET_VALUES, TORCHTITAN_ONLY
 from hp_config.fields import field_docs
+from hp_protocols import trainer_sections
+from hp_protocols.trainer_sections import TrainerConfig
 
 SECTIONS = {
     cls.__name__: cls
@@ -63,6 +66,15 @@ def test_every_name_of_torchtitan_is_a_field_or_is_refused_with_a_reason(name: s
     assert fields | absent >= set(TORCHTITAN[name].split())
 
 
+def test_models_can_read_the_sections_they_expect() -> None:
+    assert isinstance(toy_trainer.small(), TrainerConfig)
+    assert isinstance(TrainingConfig(), trainer_sections.TrainingSection)
+    assert isinstance(ParallelismConfig(), trainer_sections.ParallelismSection)
+    assert isinstance(ActivationCheckpointConfig(), trainer_sections.ActivationCheckpointSection)
+    assert isinstance(CompileConfig(), trainer_sections.CompileSection)
+    assert isinstance(DebugConfig(), trainer_sections.DebugSection)
+
+
 def test_what_is_said_of_fields_is_said_of_fields_that_exist() -> None:
     for table in (NOT_YET, NOT_YET_VALUES):
         for name, entries in table.items():
@@ -106,7 +118,7 @@ def test_a_norm_that_erases_gradients_is_refused(value: float) -> None:
 )
 def test_degrees_that_cannot_be_had_yet_are_refused_by_name(field: str) -> None:
     (message,) = messages(ParallelismConfig(**{field: 2}))
-    assert message.startswith(f"s.{field}: 2 is not available yet: ")
+    assert message.startswith(f"s.{field}: 2 needs ")
     (message,) = messages(ParallelismConfig(**{field: 0}))
     assert message == f"s.{field}: 0 is too small; allowed: at least 1"
 
@@ -124,10 +136,12 @@ def test_a_shard_degree_is_a_degree_or_minus_one() -> None:
 
 def test_modes_that_cannot_be_had_yet_are_refused_by_name() -> None:
     assert messages(CompileConfig(mode="blocks")) == []
-    assert messages(CompileConfig(mode="graph"))[0].startswith("s.mode: 'graph' is not available yet")
+    assert messages(CompileConfig(mode="graph"))[0].startswith("s.mode: 'graph' needs Graph Mode")
     for mode in ("none", "selective", "full"):
         assert messages(ActivationCheckpointConfig(mode=mode)) == []
-    assert messages(ActivationCheckpointConfig(mode="memory_budget"))[0].startswith("s.mode: 'memory_budget' is not")
+    assert messages(ActivationCheckpointConfig(mode="memory_budget"))[0].startswith(
+        "s.mode: 'memory_budget' needs the compiler's"
+    )
 
 
 def test_a_compiler_needs_a_name() -> None:

@@ -135,6 +135,13 @@ def test_a_global_batch_is_a_multiple_of_what_all_ranks_compute_at_once(
     assert fault.allowed.startswith(f"a multiple of {divisor}, or -1")
 
 
+def test_ranks_that_share_rows_do_not_multiply_the_batch() -> None:
+    shared = {"parallelism": _Available(tensor_parallel_degree=2, data_parallel_replicate_degree=2)}
+    assert find_faults(dataclasses.replace(batch(2, 8), **shared), 8) == []
+    (fault,) = find_faults(dataclasses.replace(batch(2, 4), **shared), 8)
+    assert fault.problem.endswith("training.local_batch_size 2 x data-parallel degree 4 = 8")
+
+
 def test_a_row_that_cannot_be_cut_evenly_is_refused() -> None:
     bad = config(context_parallel_degree=3)
     faults = {fault.where: fault for fault in find_faults(bad)}

@@ -112,7 +112,7 @@ def test_a_file_may_hold_only_changes_to_a_recipe(write: Write) -> None:
 
 def test_changes_need_a_recipe_to_change(write: Write) -> None:
     (fault,) = faults(write("hp_config: 1\nmodule: toy\ntrainer: {}\n"))
-    assert fault.startswith("line 1 (config): is missing; allowed: plain_optimizer, small, wide")
+    assert fault.startswith("line 1 (config): is missing; allowed: picky, plain_optimizer, small, wide")
     (fault,) = faults(write("hp_config: 1\nmodule: toy\n\nconfig: smal\n"))
     assert fault.startswith("line 4 (config): no recipe 'smal'")
     assert "did you mean config small?" in fault

@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hp_config.command_line import MissingExtraError
     from hp_config.difference import Difference, diff_configs
     from hp_config.manager import ConfigManager, load_yaml
     from hp_config.recipes import Recipe, list_recipes
@@ -41,6 +42,7 @@ __all__ = [
     "Difference",
     "Fault",
     "Function",
+    "MissingExtraError",
     "ParallelismConfig",
     "Recipe",
     "TrainingConfig",
@@ -63,6 +65,7 @@ _HOME = {
     "Difference": "hp_config.difference",
     "Fault": "hp_protocols.errors",
     "Function": "hp_protocols.function",
+    "MissingExtraError": "hp_config.command_line",
     "ParallelismConfig": "hp_config.sections",
     "Recipe": "hp_config.recipes",
     "TORCH_DTYPE_MAP": "hp_protocols.platform",

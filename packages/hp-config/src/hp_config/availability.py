@@ -8,41 +8,48 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hp_protocols.errors import Fault
 
-__all__ = ["NOT_YET", "TORCHTITAN_ONLY", "not_yet_faults"]
+__all__ = ["NOT_YET", "NOT_YET_VALUES", "TORCHTITAN_ONLY", "Missing", "not_yet_faults"]
 
-# Section class name → field → why only the default is accepted, and what to do meanwhile.
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A feature that does not exist yet, and what to use meanwhile."""
+
+    feature: str
+    instead: str | None = None
+
+
+_SHARD = "parallelism.data_parallel_shard_degree shards the weights meanwhile"
+_TENSOR = "tensor parallelism on the command line"
+
+# Section class name → field → the feature without which only the default is accepted.
 # A feature that arrives deletes its line here; nothing else in this package changes.
-NOT_YET: Mapping[str, Mapping[str, str]] = {
+NOT_YET: Mapping[str, Mapping[str, Missing]] = {
     "ParallelismConfig": {
-        "tensor_parallel_degree": "tensor parallelism is not on the command line yet; shard with "
-        "parallelism.data_parallel_shard_degree instead",
-        "enable_sequence_parallel": "sequence parallelism comes with tensor parallelism, which is not available yet",
-        "disable_loss_parallel": "loss parallelism comes with tensor parallelism, which is not available yet",
-        "context_parallel_degree": "context parallelism is not on the command line yet; a shorter training.seq_len "
-        "or activation_checkpoint.mode=full saves memory meanwhile",
-        "pipeline_parallel_degree": "pipeline parallelism is not available yet; shard with "
-        "parallelism.data_parallel_shard_degree instead",
-        "expert_parallel_degree": "expert parallelism comes with the mixture-of-experts models, which are not "
-        "available yet",
+        "tensor_parallel_degree": Missing(_TENSOR, _SHARD),
+        "enable_sequence_parallel": Missing(_TENSOR),
+        "disable_loss_parallel": Missing(_TENSOR),
+        "context_parallel_degree": Missing(
+            "context parallelism on the command line",
+            "a shorter training.seq_len or activation_checkpoint.mode=full saves memory meanwhile",
+        ),
+        "pipeline_parallel_degree": Missing("pipeline parallelism", _SHARD),
+        "expert_parallel_degree": Missing("a mixture-of-experts model", _SHARD),
     },
 }
 
-# Section class name → field → value → why this one value of a working field is refused.
-NOT_YET_VALUES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+# Section class name → field → value → the feature without which this one value is refused.
+NOT_YET_VALUES: Mapping[str, Mapping[str, Mapping[str, Missing]]] = {
     "ActivationCheckpointConfig": {
-        "mode": {
-            "memory_budget": "a memory budget needs the partitioner of compiled blocks, which is not wired up yet; "
-            "use selective or full",
-        },
+        "mode": {"memory_budget": Missing("the compiler's memory budget", "use selective or full")},
     },
     "CompileConfig": {
-        "mode": {
-            "graph": "Graph Mode (hp-compile) is not wired into the trainer yet; use blocks or none",
-        },
+        "mode": {"graph": Missing("Graph Mode (hp-compile) in the trainer", "use blocks or none")},
     },
 }
 
@@ -95,15 +102,18 @@ def not_yet_faults(section: Any, path: str) -> list[Fault]:
     """One `Fault` for each field of `section` that asks for something that is not available yet."""
     name = type(section).__name__
     fields = {f.name: f for f in dataclasses.fields(section)}
-    faults: list[Fault] = []
-    for field_name, reason in NOT_YET.get(name, {}).items():
-        value, default = getattr(section, field_name), fields[field_name].default
-        if value != default:
-            faults.append(
-                Fault(f"{path}.{field_name}", f"{value!r} is not available yet: {reason}", allowed=str(default))
-            )
-    for field_name, refused in NOT_YET_VALUES.get(name, {}).items():
-        value = getattr(section, field_name)
+    faults = [
+        _fault(f"{path}.{field}", getattr(section, field), missing, str(fields[field].default))
+        for field, missing in NOT_YET.get(name, {}).items()
+        if getattr(section, field) != fields[field].default
+    ]
+    for field, refused in NOT_YET_VALUES.get(name, {}).items():
+        value = getattr(section, field)
         if value in refused:
-            faults.append(Fault(f"{path}.{field_name}", f"{value!r} is not available yet: {refused[value]}"))
+            faults.append(_fault(f"{path}.{field}", value, refused[value], None))
     return faults
+
+
+def _fault(where: str, value: Any, missing: Missing, allowed: str | None) -> Fault:
+    problem = f"{value!r} needs {missing.feature}, which is not available yet"
+    return Fault(where, problem, allowed, missing.instead)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hp_config.command_line import MissingExtraError
 from hp_config.difference import diff_configs
 from hp_config.manager import ConfigManager
 from hp_config.recipes import find_recipe
@@ -68,7 +69,7 @@ def _recipe_config(module: str, recipe: str) -> Any:
     """The recipe as a run would take it: checked, its warm-up clamped."""
     try:
         return ConfigManager().parse_args(["--module", module, "--config", recipe])
-    except ImportError:
+    except MissingExtraError:
         # Without tyro there are no options, but a recipe can still be compared with.
         return find_recipe(module, recipe).load()
 
@@ -103,7 +104,5 @@ def _run(command: Callable[[], str]) -> CommandResult:
     except ConfigError as error:
         count = len(error.faults)
         return 2, f"{count} mistake{'' if count == 1 else 's'} in the configuration:\n{error}"
-    except ImportError as error:
-        if "hp-config[cli]" not in str(error):
-            raise
+    except MissingExtraError as error:
         return 2, str(error)

@@ -25,15 +25,23 @@ from hp_config.fields import field_docs, fields_of, is_node
 from hp_config.model_text import describe_hidden
 from hp_config.tree import Option, find_options, join_path, replace_at
 
-__all__ = ["apply_options", "load_tyro", "print_help", "to_text"]
+__all__ = ["MissingExtraError", "apply_options", "load_tyro", "print_help", "to_text"]
+
+
+class MissingExtraError(ImportError):
+    """An optional dependency is not installed; the message says how to get it."""
 
 
 def load_tyro() -> ModuleType:
-    """tyro, or an ImportError that says how to get it."""
+    """tyro.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
     try:
         import tyro
     except ModuleNotFoundError as error:
-        raise ImportError(
+        raise MissingExtraError(
             'command-line options for a recipe need tyro: pip install "hp-config[cli]" '
             "(a run's resolved.yaml can be used without it)"
         ) from error
@@ -45,7 +53,7 @@ def apply_options(config: Any, values: Mapping[str, Any]) -> Any:
 
     Raises:
         ConfigError: a config's own `__post_init__` refuses the values.
-        ImportError: tyro is not installed.
+        MissingExtraError: tyro is not installed.
     """
     words = [f"--{path}={to_text(value)}" for path, value in values.items()]
     parsed = load_tyro().cli(_mirror(config, ""), args=words, use_underscores=True)
@@ -56,7 +64,7 @@ def print_help(config: Any, prog: str, description: str) -> None:
     """Print every option by section with its default and its docstring, then what recipes alone can set.
 
     Raises:
-        ImportError: tyro is not installed.
+        MissingExtraError: tyro is not installed.
     """
     try:
         load_tyro().cli(_mirror(config, ""), args=["--help"], prog=prog, description=description, use_underscores=True)
@@ -90,7 +98,8 @@ def _mirror(node: Any, path: str) -> type:
         if info.on_command_line and is_node(value):
             if find_options(value):
                 section = _mirror(value, full)
-                mirrored.append((info.name, section, dataclasses.field(default_factory=section)))
+                titled = Annotated[section, load_tyro().conf.arg(help=_first_paragraph(type(value)))]  # type: ignore[valid-type]
+                mirrored.append((info.name, titled, dataclasses.field(default_factory=section)))
         elif info.name in options:
             option = dataclasses.replace(options[info.name], path=full)
             sentence = docs.get(info.name) or describe(option.annotation)
@@ -99,7 +108,8 @@ def _mirror(node: Any, path: str) -> type:
             leaf = _leaf(option, sentence)
             mirrored.append((info.name, leaf, dataclasses.field(default_factory=functools.partial(copy.copy, value))))
     mirror = dataclasses.make_dataclass(type(node).__name__, mirrored, kw_only=True)
-    mirror.__doc__ = _first_sentence(type(node)) if path else ""
+    # Without one, tyro would print the signature that dataclasses make up.
+    mirror.__doc__ = ""
     return mirror
 
 
@@ -135,8 +145,8 @@ def _metavar(annotation: Any) -> str:
     return "|".join(dict.fromkeys(_metavar(member) for member in members)) or "VALUE"
 
 
-def _first_sentence(cls: type) -> str:
-    """The first sentence of a section's docstring; the owner's where a nested Config has none of its own."""
+def _first_paragraph(cls: type) -> str:
+    """The first paragraph of a section's docstring; the owner's where a nested Config has none of its own."""
     for source in (cls, getattr(cls, "_owner", None)):
         text = (getattr(source, "__doc__", None) or "").strip()
         # A dataclass without a docstring gets its signature for one.

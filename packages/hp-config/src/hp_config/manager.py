@@ -55,7 +55,8 @@ class ConfigManager:
 
         Raises:
             ConfigError: with every fault of the command line, the file and the values together.
-            ImportError: a recipe was asked for and tyro is missing (`pip install "hp-config[cli]"`).
+            MissingExtraError: a recipe was asked for and tyro is missing (`pip install "hp-config[cli]"`);
+                it is an ImportError.
             SystemExit: `--help` was given; the help is printed and the code is 0.
         """
         words = split_words(sys.argv[1:] if argv is None else argv)

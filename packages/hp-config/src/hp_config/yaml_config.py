@@ -46,9 +46,7 @@ def dump_yaml(config: Any, *, module: str | None = None, recipe: str | None = No
     own_module, _, own_recipe = str(getattr(config, "recipe", "")).partition(".")
     head = {FORMAT_KEY: FORMAT, "module": module or own_module or None, "config": recipe or own_recipe or None}
     document = {key: value for key, value in head.items() if value is not None} | {"trainer": _sections_first(config)}
-    # Aliases for equal parts would save lines and cost readers; wide lines keep values on one line.
-    dumper = type("_Dumper", (yaml.SafeDumper,), {"ignore_aliases": lambda self, data: True})
-    return yaml.dump(document, Dumper=dumper, sort_keys=False, allow_unicode=True, width=110)
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110)
 
 
 def _sections_first(config: Any) -> dict[str, Any]:
@@ -205,7 +203,6 @@ class _Checker:
         return cls if isinstance(cls, type) and hasattr(cls, "__dataclass_fields__") else None
 
     def _refuse_key(self, cls: type, key: str, known: list[str], full: str) -> None:
-        self.reading.unsure.add(full)
         if reason := TORCHTITAN_ONLY.get(cls.__name__, {}).get(key):
             self.reading.faults.append(Fault(full, f"a key of torchtitan: {reason}"))
             return

@@ -152,6 +152,17 @@ def plain_optimizer() -> Trainer.Config:
     return small().replace(optimizer=Optimizer.Config(lr=0.5))
 
 
+@dataclass(kw_only=True, slots=True)
+class PickyTraining(TrainingConfig):
+    def __post_init__(self) -> None:
+        if self.local_batch_size == 13:
+            raise ValueError("13 rows bring bad luck")
+
+
+def picky() -> Trainer.Config:
+    return small().replace(training=PickyTraining(steps=10, seq_len=16, local_batch_size=4, global_batch_size=4))
+
+
 def raises() -> Trainer.Config:
     raise RuntimeError("the recipe itself is broken")
 
