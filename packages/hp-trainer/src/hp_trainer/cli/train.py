@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from hp_config import MissingExtraError
 from hp_protocols.errors import ConfigError, Fault
 from hp_trainer.cli import messages
 from hp_trainer.launch import Launch, announce_rank, inside_torchrun, run_ranks
@@ -52,6 +53,15 @@ def main(arguments: list[str]) -> int:
     except ConfigError as error:
         messages.print_mistakes("hp train", error)
         return 2
+    except MissingExtraError as error:
+        return refuse_missing_extra(error, rank=0)
+
+
+def refuse_missing_extra(error: MissingExtraError, rank: int) -> int:
+    """Say what to install; the exit code is that of a mistake."""
+    if rank == 0:
+        print(f"hp train: {error}", file=sys.stderr)
+    return 2
 
 
 def split_launch(arguments: Sequence[str]) -> tuple[Launch, list[str]]:
@@ -103,11 +113,8 @@ def run_rank(arguments: list[str]) -> int:
         if rank == 0:
             messages.print_mistakes("hp train", error)
         return 1 if started and trainer.state.step > trainer.first_step else 2
-    except ImportError as error:
-        if "hp-config[cli]" not in str(error):
-            raise
-        print(f"hp train: {error}", file=sys.stderr)
-        return 2
+    except MissingExtraError as error:
+        return refuse_missing_extra(error, rank)
     except Exception:
         where = f" (rank {rank} of {world_size})" if world_size > 1 else ""
         print(f"hp train: the run failed{where}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
