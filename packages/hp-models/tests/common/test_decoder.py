@@ -167,15 +167,6 @@ def test_a_model_from_the_meta_device_works_after_loading_without_init_states():
     assert torch.equal(model(ids), source(ids))
 
 
-@pytest.fixture(params=[False, True], ids=["changed in place", "replaced"])
-def conversion(request):
-    """torch's two ways to move a module: new memory for its parameters, or new parameters."""
-    torch.__future__.set_overwrite_module_params_on_conversion(request.param)
-    yield
-    torch.__future__.set_overwrite_module_params_on_conversion(False)
-
-
-@pytest.mark.usefixtures("conversion")
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_tied_output_projection_is_the_embedding_before_and_after_materialising(tied):
     with torch.device("meta"):

@@ -69,7 +69,7 @@ def test_the_config_tree_survives_being_written_and_read():
     assert type(config).from_dict(config.to_dict()) == config
 
 
-def test_the_debug_model_is_small_and_starts_at_the_loss_of_a_uniform_guess():
+def test_the_debug_model_is_small_and_starts_near_the_loss_of_a_uniform_guess():
     config = debugmodel()
     model = config.build()
     model.init_states(seed=0)
@@ -77,4 +77,4 @@ def test_the_debug_model_is_small_and_starts_at_the_loss_of_a_uniform_guess():
     assert 2_000_000 < nparams < 6_000_000
     ids = torch.randint(0, config.vocab_size, (2, 64))
     loss = torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), torch.randint(0, config.vocab_size, (128,)))
-    assert abs(loss.item() - torch.tensor(float(config.vocab_size)).log().item()) < 0.1
+    assert abs(loss.item() - torch.tensor(float(config.vocab_size)).log().item()) < 0.3

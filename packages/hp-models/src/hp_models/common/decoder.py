@@ -6,9 +6,9 @@ Attribute names are those of Hugging Face checkpoints, so that converting a stat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hp_models.common.attention import BaseAttention
 from hp_models.common.attention_mask import (
@@ -102,17 +102,8 @@ class Decoder(BaseModel):
         self.layers = ModuleList([layer.build() for layer in config.layers])
         self.norm = config.norm.build()
         self.lm_head = config.lm_head.build()
-        self._tie_weights()
-
-    def _tie_weights(self) -> None:
-        if self.config.tie_word_embeddings:
+        if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Decoder:
-        # Moving a model off the meta device replaces each name's parameter by its own new one.
-        super()._apply(fn, *args, **kwargs)
-        self._tie_weights()
-        return self
 
     def forward(
         self,
