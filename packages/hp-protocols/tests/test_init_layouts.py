@@ -104,9 +104,7 @@ class Net(Module):
         )
         rotary: Rotary.Config = field(
             default_factory=lambda: Rotary.Config(
-                sharding_config=ShardingConfig(
-                    state_shardings={"table": {TP: Shard(0)}, "noise": {TP: Replicate()}}
-                )
+                sharding_config=ShardingConfig(state_shardings={"table": {TP: Shard(0)}, "noise": {TP: Replicate()}})
             )
         )
         head: Embedding.Config = field(

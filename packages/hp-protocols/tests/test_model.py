@@ -11,8 +11,8 @@ import torch
 
 from hp_protocols.model import BaseModel, ModelConfigConverter
 from hp_protocols.module import Module, ModuleList
-from hp_protocols.traversal import set_node
 from hp_protocols.trainer_sections import TrainerConfig
+from hp_protocols.traversal import set_node
 
 
 class Layer(Module):

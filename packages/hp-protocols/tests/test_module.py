@@ -201,7 +201,9 @@ def test_an_unknown_generated_name_is_an_attribute_error() -> None:
 def test_containers_behave_as_the_backends_and_are_modules() -> None:
     layer = torch.nn.Linear(2, 2)
     containers = [ModuleList([layer]), ModuleDict({"a": layer}), Sequential(layer)]
-    for container, plain in zip(containers, (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential), strict=True):
+    for container, plain in zip(
+        containers, (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential), strict=True
+    ):
         assert isinstance(container, Module)
         assert isinstance(container, plain)
         assert next(container.children()) is layer

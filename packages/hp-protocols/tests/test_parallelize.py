@@ -28,7 +28,7 @@ from hp_protocols.types import MeshAxisName
 
 TP, DP, FSDP = MeshAxisName.TP, MeshAxisName.DP, MeshAxisName.FSDP
 CASES: dict[str, Callable[[DeviceMesh], Any]] = {}
-Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024
+Pair = namedtuple("Pair", ["left", "right"])
 
 
 def case(function: Callable[[DeviceMesh], Any]) -> Callable[[DeviceMesh], Any]:
@@ -87,7 +87,7 @@ def refused(mesh: DeviceMesh, module: Module, *parts: str) -> None:
     """parallelize raises a ValueError that holds the parts, and has changed nothing."""
     before = {name: id(tensor) for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
     classes = [type(child) for child in module.modules()]
-    with pytest.raises(ValueError) as raised:  # noqa: PT011
+    with pytest.raises(ValueError) as raised:
         module.parallelize(mesh)
     for part in parts:
         assert part in str(raised.value), str(raised.value)
@@ -270,8 +270,15 @@ def arguments_of_every_kind_pass_through(mesh: DeviceMesh) -> None:
     seen: list[Any] = []
 
     class Layer(Any_):
-        def forward(  # noqa: PLR0913
-            self, x: Any, y: Any = "default y", /, z: Any = "default z", *rest: Any, key: Any = "default key", **more: Any
+        def forward(
+            self,
+            x: Any,
+            y: Any = "default y",
+            /,
+            z: Any = "default z",
+            *rest: Any,
+            key: Any = "default key",
+            **more: Any,
         ) -> Any:
             seen[:] = [x, y, z, rest, key, more]
             return x
@@ -510,8 +517,9 @@ def a_second_call_is_refused(mesh: DeviceMesh) -> None:
     root = Root(box=nn.ModuleList([Any_(ShardingConfig(state_shardings=STATES))]))
     root.parallelize(mesh)
     refused(mesh, root, "Root (the root): was parallelized before")
-    root = Root(a=Any_(None), box=nn.ModuleList([Any_(ShardingConfig(state_shardings=STATES))]))
-    root.box[0].parallelize(mesh)
+    first, last = (Any_(ShardingConfig(state_shardings=STATES)) for _ in range(2))
+    root = Root(first=first, box=nn.ModuleList([last]))
+    last.parallelize(mesh)
     refused(mesh, root, "box.0 (Any_): was parallelized before")
 
 

@@ -39,7 +39,7 @@ def replaced() -> None: ...
 original = replaced
 
 
-def replaced() -> None: ...  # type: ignore[no-redef]  # noqa: F811
+def replaced() -> None: ...  # type: ignore[no-redef]
 
 
 @pytest.mark.parametrize(

@@ -304,7 +304,7 @@ def test_a_reset_that_needs_the_values_of_another_parameter_says_what_to_do() ->
             with torch.no_grad():
                 self.two.copy_(self.one)
 
-    with pytest.raises(Exception) as raised:  # noqa: PT011
+    with pytest.raises(Exception) as raised:
         Holder(a=Coupled()).init_states()
     assert "declare param_init instead" in "".join(raised.value.__notes__)
 
