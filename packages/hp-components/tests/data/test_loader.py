@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import multiprocessing
 import os
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from hp_components.data import TextDataLoader
+from hp_components.data import DummyDataLoader, TextDataLoader
 from hp_components.data.packing import PackedRows, as_batch
 from hp_components.data.token_stream import tokenise
 from hp_components.tokenizer import BaseTokenizer
@@ -258,6 +259,12 @@ def test_ranks_with_the_same_data_have_the_same_fingerprint(text: Path, letters:
 # ---- bad values, dead workers ----
 
 
+def test_configs_come_back_from_plain_data() -> None:
+    for config in (TextDataLoader.Config(dataset_path="a", epochs=2), DummyDataLoader.Config(vocab_size=3)):
+        plain = json.loads(json.dumps(config.to_dict()))
+        assert type(config).from_dict(plain) == config
+
+
 def test_all_faults_of_a_config_are_told_at_once(letters: BaseTokenizer) -> None:
     config = TextDataLoader.Config(num_workers=-1, prefetch_factor=0, epochs=0, shuffle_seed=-2, text_key="")
     places = [fault.where for fault in config.faults("dataloader")]
@@ -281,6 +288,7 @@ def test_a_value_without_effect_is_a_fault(config: dict[str, Any], message: str)
     assert message in str(fault)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its clean-up meets the dead, too
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_killed_worker_is_an_error_and_no_hang(text: Path, letters: BaseTokenizer, stopped: bool) -> None:
     loader = build(text, letters, num_workers=2)

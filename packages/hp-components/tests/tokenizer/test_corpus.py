@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import random
@@ -74,11 +75,15 @@ def test_ids_are_those_of_the_library_from_the_same_file(tmp_path: Path) -> None
         assert tokenizer.encode(text) == library.encode(text).ids
 
 
-def test_a_saved_folder_is_the_same_tokenizer_here_and_in_transformers(tmp_path: Path) -> None:
+def test_a_saved_folder_is_the_same_tokenizer_here_and_in_transformers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tokenizer = build()
     tokenizer.save(tmp_path)
+    caplog.set_level(logging.INFO)
     ours = HuggingFaceTokenizer.Config(tokenizer_path=str(tmp_path)).build()
     given = CorpusTokenizer.Config(vocab_size=999, tokenizer_path=str(tmp_path)).build()
+    assert f"{tmp_path} has 300 tokens; vocab_size is for training only" in caplog.text
     for other in (ours, given):
         assert other.fingerprint == tokenizer.fingerprint
         assert (other.bos_id, other.eos_id, other.vocab_size) == (0, 1, 300)
@@ -88,6 +93,12 @@ def test_a_saved_folder_is_the_same_tokenizer_here_and_in_transformers(tmp_path:
         for text in [*documents()[:5], *HARD_TEXTS]:
             assert reference(text)["input_ids"] == tokenizer.encode(text)
             assert reference.decode(tokenizer.encode(text)) == text
+
+
+def test_configs_come_back_from_plain_data() -> None:
+    for config in (CorpusTokenizer.Config(vocab_size=300), HuggingFaceTokenizer.Config(tokenizer_path="a")):
+        plain = json.loads(json.dumps(config.to_dict()))
+        assert type(config).from_dict(plain) == config
 
 
 def test_it_is_trained_once_and_then_found(cache_folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -265,7 +265,7 @@ def _find_files(path: Path, where: str = "corpus") -> list[TextFile]:
     if others:
         counts = ", ".join(f"{number} {kind}" for kind, number in sorted(others.items()))
         log.warning("%s: %d files are text to read, %d others are not (%s)", path, len(found), others.total(), counts)
-    return sorted(found, key=_order)
+    return found
 
 
 def _walk(root: Path, folder: Path, found: list[TextFile], others: Counter[str], visited: set[tuple[int, int]]) -> None:

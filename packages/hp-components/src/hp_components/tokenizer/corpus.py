@@ -51,7 +51,7 @@ class CorpusTokenizer(LibraryTokenizer):
         """Tokens to train, the 256 bytes and two special tokens included. A small corpus may give fewer."""
 
         tokenizer_path: str | None = None
-        """Read this folder instead of training (for example a run's, which holds its tokenizer)."""
+        """Read this folder (a run's, for example) instead of training; it then decides about the vocabulary too."""
 
         def faults(self, path: str) -> list[Fault]:
             """What is wrong with these values, for the whole config's list of faults."""
@@ -73,6 +73,8 @@ class CorpusTokenizer(LibraryTokenizer):
         """
         if config.tokenizer_path is not None:
             super().__init__(read_folder(config.tokenizer_path))
+            if self.vocab_size != config.vocab_size:
+                log.info("%s has %d tokens; vocab_size is for training only", config.tokenizer_path, self.vocab_size)
             return
         if faults := _vocab_size_faults(config.vocab_size, "tokenizer.vocab_size"):
             raise ConfigError(faults)
