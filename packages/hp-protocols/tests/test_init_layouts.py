@@ -1,4 +1,4 @@
-"""init_states gives the same bits for one process, FSDP2, a tensor-parallel mesh and both, uneven rows included (M6)."""
+"""init_states gives the same bits for one process, FSDP2, a tensor-parallel mesh and both; uneven rows too (M6)."""
 
 from __future__ import annotations
 
