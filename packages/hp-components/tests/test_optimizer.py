@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -167,6 +168,43 @@ def test_a_resumed_run_follows_its_own_hyperparameters_and_says_so(caplog):
     assert "weight_decay was 0.1 when the checkpoint was saved and is 0.2 now" in caplog.text
     assert "lr was 0.01 when the checkpoint was saved and is 0.02 now" in caplog.text
     assert "eps" not in caplog.text
+
+
+def test_other_decay_keywords_on_resume_regroup_the_parameters_and_say_so(caplog):
+    opt = OptimizersContainer.Config(lr=1e-2).build(model_parts=[net()])
+    model = net()
+    again = OptimizersContainer.Config(lr=1e-2, decay_keywords=("bias", "embed")).build(model_parts=[model])
+    with caplog.at_level(logging.WARNING):
+        again.load_state_dict(opt.state_dict())
+    decaying, plain = again.param_groups
+    assert any(p is model.norm.weight for p in decaying["params"])
+    assert any(p is model.embed.weight for p in plain["params"])
+    assert {record.getMessage().partition(";")[0] for record in caplog.records} == {
+        "optimizer: weight_decay was 0.1 when the checkpoint was saved and is 0.0 now",
+        "optimizer: weight_decay was 0.0 when the checkpoint was saved and is 0.1 now",
+    }
+
+
+def test_names_are_those_without_wrappers():
+    model = net()
+    model.body = checkpoint_wrapper(model.body)
+    opt = OptimizersContainer.Config(lr=1e-2).build(model_parts=[model])
+    for group in opt.param_groups:
+        group["lr"] = 5e-3
+    state = opt.state_dict()
+    assert "state.body.weight.exp_avg" in state
+    plain = OptimizersContainer.Config(lr=1e-2).build(model_parts=[net()])
+    plain.load_state_dict(state)
+    assert [group["lr"] for group in plain.param_groups] == [5e-3, 5e-3]
+    with pytest.raises(ConfigError, match="'wrapped' matches no parameter"):
+        OptimizersContainer.Config(decay_keywords=("wrapped",)).build(model_parts=[model])
+
+
+def test_a_state_that_lacks_a_parameter_is_refused_by_name():
+    state = OptimizersContainer.Config().build(model_parts=[net()]).state_dict()
+    del state["state.body.weight.exp_avg"]
+    with pytest.raises(KeyError, match=r"state\.body\.weight\.exp_avg"):
+        OptimizersContainer.Config().build(model_parts=[net()]).load_state_dict(state)
 
 
 def test_the_current_rate_is_taken_over_when_the_base_rate_is_the_same(caplog):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from hp_components._rank_zero import log
 from hp_protocols.configurable import Configurable
+from hp_protocols.distributed import canonical_named_parameters
 from hp_protocols.errors import ConfigError, Fault, nearest
 
 __all__ = ["OptimizersContainer"]
@@ -80,10 +81,12 @@ class OptimizersContainer(Configurable):
                         hint=f"did you mean {close!r}?" if close else None,
                     )
                 )
-            for name in ("lr", "eps", "weight_decay"):
+            for name in ("lr", "weight_decay"):
                 value = getattr(self, name)
                 if not 0.0 <= value < math.inf:
                     faults.append(Fault(f"{path}.{name}", f"{value} is out of range", allowed="0 or more"))
+            if not 0.0 < self.eps < math.inf:
+                faults.append(Fault(f"{path}.eps", f"{self.eps} is out of range", allowed="above 0"))
             if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
                 faults.append(Fault(f"{path}.betas", f"{self.betas} is out of range", allowed="two of 0 ≤ beta < 1"))
             if self.foreach and self.fused:
@@ -133,14 +136,29 @@ class OptimizersContainer(Configurable):
         return flat
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a saved state; hyperparameters stay this run's (see the class)."""
+        """Take over a saved state; hyperparameters stay this run's (see the class).
+
+        Raises:
+            KeyError: the state of a parameter is missing; the name says which.
+        """
+        changes: dict[tuple[str, Any, Any], None] = {}
         for model, optimizer in zip(self.model_parts, self.optimizers, strict=True):
             _fill_missing_state(optimizer)
-            own = [_hyperparameters(group) for group in optimizer.param_groups]
-            complete = {**get_optimizer_state_dict(model, optimizer, options=_FLAT), **state_dict}
-            set_optimizer_state_dict(model, optimizer, complete, options=_FLAT)
-            for group, values in zip(optimizer.param_groups, own, strict=True):
-                _keep_own(group, values)
+            own = get_optimizer_state_dict(model, optimizer, options=_FLAT)
+            merged = {key: state_dict[key] if key.startswith("state.") else value for key, value in own.items()}
+            changes |= dict.fromkeys(_changes(own, state_dict))
+            set_optimizer_state_dict(model, optimizer, merged, options=_FLAT)
+            _restore_rates(model, optimizer, state_dict)
+        for name, saved, now in changes:
+            log(
+                logger,
+                logging.WARNING,
+                "optimizer: %s was %s when the checkpoint was saved and is %s now; this run goes on with %s",
+                name,
+                saved,
+                now,
+                now,
+            )
 
     def _optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         config = self.config
@@ -162,7 +180,7 @@ class OptimizersContainer(Configurable):
         decaying: list[nn.Parameter] = []
         plain: list[nn.Parameter] = []
         unused = set(self.config.decay_keywords)
-        for name, parameter in model.named_parameters():
+        for name, parameter in canonical_named_parameters(model):
             if not parameter.requires_grad:
                 continue
             matching = {keyword for keyword in self.config.decay_keywords if keyword.lower() in name.lower()}
@@ -236,25 +254,23 @@ def _fill_missing_state(optimizer: torch.optim.Optimizer) -> None:
         optimizer.state[parameter]["step"].zero_()
 
 
-def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}
-
-
-def _keep_own(group: dict[str, Any], own: dict[str, Any]) -> None:
-    """Put this run's hyperparameters back into a group that was just loaded, and say where they differ."""
-    loaded = _hyperparameters(group)
-    same_base = loaded.get("initial_lr") == own["initial_lr"]
-    for name, value in own.items():
-        if name == "lr" and same_base:
+def _changes(own: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Hyperparameters that differ for some parameter: (name, saved value, this run's value)."""
+    for key, value in own.items():
+        name = key.rpartition(".")[2]
+        # The current rate follows the schedule; which kernel computes a step does not change the method.
+        if not key.startswith("param_groups.") or name in ("lr", "foreach", "fused") or key not in saved:
             continue
-        if name not in ("lr", "foreach", "fused") and loaded.get(name) != value:
-            log(
-                logger,
-                logging.WARNING,
-                "optimizer: %s was %s when the checkpoint was saved and is %s now; this run goes on with %s",
-                "lr" if name == "initial_lr" else name,
-                loaded.get(name),
-                value,
-                value,
-            )
-        group[name] = value
+        if saved[key] != value:
+            yield "lr" if name == "initial_lr" else name, saved[key], value
+
+
+def _restore_rates(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Take over each group's current rate, if all its parameters had one and the base rate is the same."""
+    names = {parameter: name for name, parameter in canonical_named_parameters(model)}
+    for group in optimizer.param_groups:
+        keys = [f"param_groups.{names[parameter]}" for parameter in group["params"]]
+        bases = {saved.get(f"{key}.initial_lr") for key in keys}
+        rates = {saved.get(f"{key}.lr") for key in keys}
+        if bases == {group["initial_lr"]} and len(rates) == 1 and None not in rates:
+            group["lr"] = rates.pop()

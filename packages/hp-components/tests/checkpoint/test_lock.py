@@ -12,6 +12,12 @@ from hp_components import RunLock
 from hp_components.checkpoint.lock import held_by_another
 from hp_protocols.errors import ConfigError
 
+TAKE_IT = """\
+import os, sys, time
+from hp_components import RunLock
+lock = RunLock(sys.argv[1])
+lock.acquire()
+"""
 WAITING = "print('held', flush=True); time.sleep(60)"
 WITH_A_WORKER = """\
 worker = os.fork()
@@ -24,10 +30,7 @@ time.sleep(60)
 
 def start_holder(folder, then=WAITING):
     """A process that takes the lock, and what it says next."""
-    code = (
-        "import os, sys, time\nfrom hp_components import RunLock\nlock = RunLock(sys.argv[1])\nlock.acquire()\n" + then
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", TAKE_IT + then, str(folder)], stdout=subprocess.PIPE, text=True)
     said = process.stdout.readline().split()
     assert said[0] == "held"
     return process, said[1:]

@@ -1,6 +1,7 @@
 """loss.png: a real picture of what the records say, drawn without a display."""
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -56,9 +57,8 @@ def test_it_needs_no_display_and_leaves_matplotlibs_state_alone(tmp_path):
         "assert plot_loss({'run': sys.argv[1]}, sys.argv[2])\nassert 'matplotlib.pyplot' not in sys.modules\n"
         "assert 'torch' not in sys.modules"
     )
-    subprocess.run(
-        [sys.executable, "-c", code, str(records), str(tmp_path / "loss.png")], check=True, env={"DISPLAY": ""}
-    )
+    command = [sys.executable, "-c", code, str(records), str(tmp_path / "loss.png")]
+    subprocess.run(command, check=True, env={**os.environ, "DISPLAY": ""})
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6, 50, 1000])
