@@ -76,3 +76,7 @@ def test_the_vocabulary_is_the_tokenizers_unless_given(letters: BaseTokenizer) -
 
 def test_it_has_no_text_to_train_a_tokenizer_on() -> None:
     assert DummyDataLoader.Config().open_corpus() is None
+
+
+def test_it_says_what_it_is() -> None:
+    assert str(build()) == "random tokens below 50, rows of 16"

@@ -182,6 +182,12 @@ def test_it_ends_after_the_epochs_asked_for(
     assert len(list(more)) == -(-loader.num_rows // 4)
 
 
+def test_it_says_what_it_trains_on(tmp_path: Path, letters: BaseTokenizer) -> None:
+    (tmp_path / "a.txt").write_text("abc" * 1000)
+    loader = build(tmp_path / "a.txt", letters)
+    assert str(loader) == f"{tmp_path}/a.txt: 1 document, 3,002 tokens, 376 rows of 8 per epoch"
+
+
 def test_a_corpus_smaller_than_a_batch_is_completed_with_padding(tmp_path: Path, letters: BaseTokenizer) -> None:
     (tmp_path / "a.txt").write_text("abc")
     ranks = world(tmp_path / "a.txt", letters, 3, 2)

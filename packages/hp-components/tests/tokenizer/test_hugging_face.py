@@ -87,9 +87,11 @@ def test_vocab_and_merges_are_read_as_gpt2s(bpe_files: Path, asked_for: dict[str
         json.dumps({"tokenizer_class": "GPT2Tokenizer", **tokens, **asked_for})
     )
     reference, tokenizer = transformers.AutoTokenizer.from_pretrained(bpe_files), build(bpe_files)
+    tokenizer.save(bpe_files / "saved")
     assert tokenizer.eos_id == reference.eos_token_id
     for text in PROBES[:-1]:  # the last one spells out BOS, which transformers would double
         assert tokenizer.encode(text) == reference(text)["input_ids"]
+        assert build(bpe_files / "saved").encode(text) == tokenizer.encode(text)
         assert tokenizer.decode(tokenizer.encode(text, add_bos=False, add_eos=False), skip_special_tokens=False) == text
 
 
@@ -177,6 +179,8 @@ def test_a_missing_folder_suggests_the_nearest(folders: dict[str, Path]) -> None
         ("tokenizer_config.json", '{\n"a": }', r"tokenizer_config.json:2: is not JSON: .* at column 6"),
         ("tokenizer_config.json", "[]", "is not a JSON object"),
         ("tokenizer_config.json", '{"bos_token": 3}', "bos_token: is 3"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": [1]}', "added_tokens_decoder: is not as it should be"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"a": "b"}}', "allowed: an object of ids and tokens"),
         (
             "tokenizer_config.json",
             '{"added_tokens_decoder": {"7": {"content": "<|endoftext|>"}}}',

@@ -80,9 +80,13 @@ class DummyDataLoader(RowLoader):
             if tokenizer is None:
                 raise ValueError("DummyDataLoader needs vocab_size in its config, or a tokenizer")
             vocab_size = tokenizer.vocab_size
+        self._text = f"random tokens below {vocab_size}, rows of {seq_len}"
         super().__init__(
             RandomRows(seq_len, vocab_size, seed),
             RowOrder(rows=None, shuffle=False, seed=seed),
             RankSlice(local_batch_size, dp_rank, dp_world_size),
             identity={"seq_len": seq_len, "vocab_size": vocab_size, "seed": seed},
         )
+
+    def __str__(self) -> str:
+        return self._text

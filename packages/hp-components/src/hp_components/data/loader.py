@@ -83,7 +83,9 @@ class TextDataLoader(RowLoader):
         """
         if faults := config.faults("dataloader"):
             raise ConfigError(faults)
-        stream = tokenise(config.open_corpus(), tokenizer, cache_dir=cache_dir)
+        corpus = config.open_corpus()
+        stream = tokenise(corpus, tokenizer, cache_dir=cache_dir)
+        self._corpus_name = corpus.name
         self.rows = PackedRows(stream, seq_len, pad_id=0 if tokenizer.eos_id is None else tokenizer.eos_id)
         order_seed = seed if config.shuffle_seed is None else config.shuffle_seed
         super().__init__(
@@ -100,6 +102,11 @@ class TextDataLoader(RowLoader):
             num_workers=config.num_workers,
             prefetch_factor=config.prefetch_factor,
         )
+
+    def __str__(self) -> str:
+        documents = len(self.rows.stream.starts)
+        counts = f"{documents:,} document{'s' * (documents != 1)}, {self.num_tokens:,} tokens"
+        return f"{self._corpus_name}: {counts}, {self.num_rows:,} rows of {self.rows.seq_len} per epoch"
 
     @property
     def num_rows(self) -> int:

@@ -35,7 +35,6 @@ class TokenizerFolder:
     """A tokenizer and what is known about it.
 
     Attributes:
-        explicit_template: (add BOS, add EOS) where tokenizer_config.json decides that, and not the post-processor.
         config: the content of tokenizer_config.json.
         carried: other files of the folder, by name.
     """
@@ -43,7 +42,6 @@ class TokenizerFolder:
     tokenizer: Tokenizer
     bos_token: str | None
     eos_token: str | None
-    explicit_template: tuple[bool, bool] | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     carried: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -81,12 +79,16 @@ def read_folder(given: str | os.PathLike[str], *, where: str = "tokenizer.tokeni
     }
     _add_special_tokens(tokenizer, config, [token for token in named.values() if token is not None], folder)
     bos, eos = (_special(key, named, model_config, tokenizer) for key in ("bos", "eos"))
+    if not has_file:
+        _apply_bos_and_eos_keys(tokenizer, config, {"bos": bos, "eos": eos})
+    elif keys := [key for key in ("add_bos_token", "add_eos_token") if key in config]:
+        # As in transformers 5: a tokenizer.json decides for itself, by its post-processor.
+        log.info("%s: tokenizer.json decides about BOS and EOS; %s not used", folder, " and ".join(keys))
     tokenizer.encode_special_tokens = bool(config.get("split_special_tokens", False))
     return TokenizerFolder(
         tokenizer=tokenizer,
         bos_token=bos,
         eos_token=eos,
-        explicit_template=_explicit_template(config, bos, eos, has_file, folder),
         config=config,
         carried={name: (folder / name).read_bytes() for name in _CARRIED_FILES if (folder / name).is_file()},
     )
@@ -198,10 +200,16 @@ def _token(value: object, key: str, folder: Path) -> AddedToken | None:
 
 def _add_special_tokens(tokenizer: Tokenizer, config: Mapping[str, Any], named: list[AddedToken], folder: Path) -> None:
     """Add the tokens that only the files beside know, and see that they get the ids written there."""
-    decoder = {
-        int(index): _token(value, f"added_tokens_decoder.{index}", folder)
-        for index, value in config.get("added_tokens_decoder", {}).items()
-    }
+    where = f"{folder / 'tokenizer_config.json'}: added_tokens_decoder"
+    try:
+        decoder = {
+            int(index): _token(value, f"added_tokens_decoder.{index}", folder)
+            for index, value in config.get("added_tokens_decoder", {}).items()
+        }
+    except (AttributeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(Fault(where, "is not as it should be", allowed="an object of ids and tokens")) from error
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     wanted = [token for _, token in sorted(decoder.items()) if token is not None] + named
     tokenizer.add_tokens([token for token in wanted if token.content not in known])
@@ -211,10 +219,7 @@ def _add_special_tokens(tokenizer: Tokenizer, config: Mapping[str, Any], named: 
         if token is not None
     }
     faults = [
-        Fault(
-            f"{folder / 'tokenizer_config.json'}: added_tokens_decoder",
-            f"{content!r} has id {index} there, but {actual} in the tokenizer",
-        )
+        Fault(where, f"{content!r} has id {index} there, but {actual} in the tokenizer")
         for content, (index, actual) in wrong.items()
         if index != actual
     ]
@@ -238,15 +243,10 @@ def _special(
     return tokenizer.id_to_token(index) if isinstance(index, int) else None
 
 
-def _explicit_template(
-    config: Mapping[str, Any], bos: str | None, eos: str | None, has_file: bool, folder: Path
-) -> tuple[bool, bool] | None:
-    """(add BOS, add EOS) where tokenizer_config.json decides.
-
-    As in transformers 5: a tokenizer.json decides for itself, by its post-processor, whatever these two keys say.
-    """
-    if has_file:
-        if keys := [key for key in ("add_bos_token", "add_eos_token") if key in config]:
-            log.info("%s: tokenizer.json decides about BOS and EOS, %s are not used", folder, " and ".join(keys))
-        return None
-    return bool(config.get("add_bos_token")) and bos is not None, bool(config.get("add_eos_token")) and eos is not None
+def _apply_bos_and_eos_keys(tokenizer: Tokenizer, config: Mapping[str, Any], tokens: Mapping[str, str | None]) -> None:
+    """Do what add_bos_token and add_eos_token of tokenizer_config.json say, for a folder without tokenizer.json."""
+    wanted = {key: token for key, token in tokens.items() if token is not None and config.get(f"add_{key}_token")}
+    if wanted:
+        template = f"{wanted.get('bos', '')} $A {wanted.get('eos', '')}".strip()
+        ids = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys(wanted.values())]
+        tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)

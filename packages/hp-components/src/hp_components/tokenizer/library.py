@@ -17,8 +17,8 @@ from hp_components.tokenizer.folder import TokenizerFolder, write_folder
 
 __all__ = ["LibraryTokenizer"]
 
-# Byte-level pre-tokenizers of the GPT-2 and GPT-4 families never put a letter and the white space after it into one
-# word, so a text may be cut there without changing a token.
+# GPT-2's rules never put a letter and the white space behind it into one word, so a text may be cut between them
+# without changing a token.
 _CUT = re.compile(r"(?<=[^\W\d_])(?=[ \n])")
 
 
@@ -37,28 +37,17 @@ class LibraryTokenizer(BaseTokenizer):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        facts = [self.bos_id, self.eos_id, self._adds_bos, self._adds_eos, self.tokenizer.encode_special_tokens]
+        facts = [self.bos_id, self.eos_id, self.tokenizer.encode_special_tokens]
         return hashlib.sha256((json.dumps(facts) + self.tokenizer.to_str()).encode()).hexdigest()
 
     @functools.cached_property
     def _template_ids(self) -> tuple[list[int], list[int]]:
         """What comes before and after a text if nobody asks for anything."""
-        if (explicit := self._folder.explicit_template) is not None:
-            add_bos, add_eos = explicit
-            return [self.bos_id] if add_bos else [], [self.eos_id] if add_eos else []  # type: ignore[list-item]
         probe = self.tokenizer.encode("a", add_special_tokens=True)
         marks = [bool(mark) for mark in probe.special_tokens_mask]
         front = next((i for i, special in enumerate(marks) if not special), len(marks))
         back = next((i for i, special in enumerate(reversed(marks)) if not special), 0) if front < len(marks) else 0
         return probe.ids[:front], probe.ids[len(marks) - back :]
-
-    @property
-    def _adds_bos(self) -> bool:
-        return self.bos_id is not None and self.bos_id in self._template_ids[0]
-
-    @property
-    def _adds_eos(self) -> bool:
-        return self.eos_id is not None and self.eos_id in self._template_ids[1]
 
     def encode(self, text: str, *, add_bos: bool | None = None, add_eos: bool | None = None) -> list[int]:
         return self.encode_batch([text], add_bos=add_bos, add_eos=add_eos)[0]
@@ -114,13 +103,13 @@ class LibraryTokenizer(BaseTokenizer):
     @functools.cached_property
     def _cuts_at_spaces(self) -> bool:
         """Whether a text may be cut between a letter and a space: only the plain GPT-2 recipe is sure to allow it."""
-        pre = json.loads(self.tokenizer.to_str())
-        recipe = pre["pre_tokenizer"] or {}
+        about = json.loads(self.tokenizer.to_str())
+        recipe = about["pre_tokenizer"] or {}
         plain = recipe.get("type") == "ByteLevel" and recipe.get("use_regex", True) and not recipe["add_prefix_space"]
         literal = self.tokenizer.encode_special_tokens or not any(
-            " " in token["content"] or token["lstrip"] or token["rstrip"] for token in pre["added_tokens"]
+            " " in token["content"] or token["lstrip"] or token["rstrip"] for token in about["added_tokens"]
         )
-        return plain and pre["normalizer"] is None and literal
+        return plain and about["normalizer"] is None and literal
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         write_folder(self._folder, folder)
