@@ -92,6 +92,16 @@ class Environment:
             return fault
         return dataclasses.replace(fault, where=f"rank {', '.join(map(str, ranks))}: {fault.where}")
 
+    def require_same(self, where: str, shown: str, fingerprint: str) -> None:
+        """Raise ConfigError if `fingerprint` is not the same on every rank; `shown` describes it to a person."""
+        seen: dict[str, list[str]] = {}
+        for rank, (text, value) in enumerate(self.platform.all_gather_object((shown, fingerprint))):
+            seen.setdefault(value, []).append(f"rank {rank}: {text}")
+        if len(seen) > 1:
+            differing = "; ".join(ranks[0] for ranks in seen.values())
+            hint = "give all machines the same files and the same Python, or a folder that they share"
+            raise ConfigError(Fault(where, f"is not the same on every rank ({differing})", hint=hint))
+
     def main_first(self, work: Callable[[], T]) -> T:
         """Run `work` on rank 0 alone and then on the others, which find in the cache what rank 0 has made."""
         if self.world_size == 1:

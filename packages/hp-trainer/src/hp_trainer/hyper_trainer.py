@@ -151,6 +151,8 @@ class HyperTrainer(Configurable):
                 seed=self.seed,
             )
         )
+        # Ranks on machines with different files would each read an order of its own.
+        environment.require_same("dataloader", str(self.dataloader), self.dataloader.fingerprint)
 
     def build_model(self) -> None:
         self.model = build_model(self.config, self.environment, self.seed)

@@ -30,6 +30,11 @@ class BaseDataLoader(ABC, Configurable):
             """The text behind this loader, to train a tokenizer on; None if there is none."""
             return None
 
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Equal on all ranks that draw from the same rows in the same order; the trainer compares it."""
+
     def __iter__(self) -> Iterator[Batch]:
         return self
 
