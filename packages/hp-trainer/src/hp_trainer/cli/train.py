@@ -17,17 +17,20 @@ from hp_protocols.errors import ConfigError, Fault
 from hp_trainer.cli import messages
 from hp_trainer.launch import Launch, announce_rank, inside_torchrun, run_ranks
 
-USAGE = """\
+LAUNCH_OPTIONS = """\
+  --nproc N           processes on this machine, each one rank (default 1, in place)
+  --nnodes N          machines (default 1); then also
+  --node-rank R       which machine this is, 0 to N-1
+  --rdzv-endpoint H:P address and free port of machine 0"""
+
+USAGE = f"""\
 usage: hp train --module MODULE --config RECIPE [--option value …] [--nproc N]
        hp train RUN/resolved.yaml [--option value …] [--nproc N]
 
 Train the model of a recipe. `hp list` shows the recipes;
 `hp train --module MODULE --config RECIPE --help` shows every option with its default.
 
-  --nproc N           processes on this machine, each one rank (default 1, in place)
-  --nnodes N          machines (default 1); then also
-  --node-rank R       which machine this is, 0 to N-1
-  --rdzv-endpoint H:P address and free port of machine 0
+{LAUNCH_OPTIONS}
 
 options of every recipe, among others:
   --training.steps N              optimizer steps in all
@@ -45,6 +48,9 @@ def main(arguments: list[str]) -> int:
         return 0 if arguments else 2
     try:
         launch, rest = split_launch(arguments)
+        if {"-h", "--help"} & set(rest):
+            print(f"processes:\n{LAUNCH_OPTIONS}\n", flush=True)
+            return run_rank(rest)  # which prints the recipe's options and exits
         if faults := launch.faults():
             raise ConfigError(faults)
         if launch.world_size == 1:
