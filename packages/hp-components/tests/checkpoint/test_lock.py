@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from torch import nn
 
-from hp_components import RunLock
+from hp_components import CheckpointManager, RunLock
 from hp_components.checkpoint.lock import held_by_another
 from hp_protocols.errors import ConfigError
 
@@ -66,6 +67,22 @@ def test_a_forked_worker_does_not_keep_the_lock_of_a_dead_parent(tmp_path):
             assert lock.held
     finally:
         os.kill(int(worker), signal.SIGKILL)
+
+
+def test_what_a_running_save_looks_like_is_left_alone_while_its_run_holds_the_folder(tmp_path):
+    partial = tmp_path / "checkpoint/.step-4.partial-0123abcd"
+    partial.mkdir(parents=True)
+    config, model = CheckpointManager.Config(), nn.Linear(2, 2)
+    holder, _ = start_holder(tmp_path)
+    try:
+        config.build(run_folder=tmp_path, model_parts=[model])
+        assert partial.exists()
+    finally:
+        holder.kill()
+        holder.wait()
+    with RunLock(tmp_path):
+        config.build(run_folder=tmp_path, model_parts=[model])
+    assert not partial.exists()
 
 
 def test_release_frees_it_within_one_process(tmp_path):

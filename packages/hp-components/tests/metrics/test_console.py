@@ -27,9 +27,11 @@ RECORD = {
 }
 
 PROGRAM = """
-    import sys, time
+    import logging, sys, time
     from hp_components.metrics.console import make_console, record_fields
     console = make_console(None)
+    if sys.stderr.isatty():
+        logging.basicConfig(format="%(message)s", stream=sys.stderr)
     console.begin(0, 256)
     record = dict(loss=5.43211, lr=2.9e-4, grad_norm=1.234, memory_gib=0.8, mfu=None, data_wait=0.0)
     record["tokens_per_second"] = 4512.3
@@ -37,21 +39,26 @@ PROGRAM = """
         console.record(record_fields({"step": step, **record}, 256, 92.0, "mem"))
         console.progress(step)
         time.sleep(0.3)
+    if sys.stderr.isatty():
+        logging.warning("a line of the log")
     console.note("done [1/2] with %s brackets")
     console.note("saved as /a/long/path/that/should/stay/in/one/piece/to/be/copied")
     console.close()
+    if sys.stderr.isatty():
+        logging.warning("after the bar")
 """
 
 
-def on_terminal(columns, **environment):
+def on_terminal(columns, program=PROGRAM, stderr=None, **environment):
     """What the program writes on a pseudo-terminal of that width."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     ruled_out = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TERM")
     cleared = {name: value for name, value in os.environ.items() if name not in ruled_out}
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM)],
+        [sys.executable, "-c", textwrap.dedent(program)],
         stdout=theirs,
+        stderr=theirs if stderr is None else stderr,
         stdin=theirs,
         env=cleared | {"TERM": "xterm-256color"} | environment,
     )
@@ -121,7 +128,17 @@ def test_on_a_terminal_lines_stand_above_a_bar():
     lines = shown(text)
     assert "step 4/256  loss 5.4321  lr 2.9e-04  grad 1.23  mem 0.8 GiB  4,512 tok/s  eta 1m32s" in lines
     assert "done [1/2] with %s brackets" in lines
+    assert "a line of the log" in lines
+    assert lines[-2:] == ["after the bar", ""]
     assert any("training" in line and "4/256" in line and "━" in line for line in lines)
+
+
+def test_a_log_that_goes_to_a_file_stays_there(tmp_path):
+    program = PROGRAM.replace("if sys.stderr.isatty():", "if True:")
+    with (tmp_path / "log").open("wb") as file:
+        text = on_terminal(120, program=program, stderr=file)
+    assert (tmp_path / "log").read_text() == "a line of the log\nafter the bar\n"
+    assert "log" not in text
 
 
 def test_forty_columns_do_not_break_the_lines():

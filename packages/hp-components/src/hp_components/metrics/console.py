@@ -6,6 +6,7 @@ important fields give way.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -84,7 +85,10 @@ class PlainConsole:
 
 
 class TerminalConsole:
-    """Lines above a progress bar. Refreshed by the training thread, a few times a second: no thread of its own."""
+    """Lines above a progress bar, log lines among them.
+
+    Refreshed by the training thread, a few times a second: no thread of its own.
+    """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
         from rich.console import Console as RichConsole
@@ -99,14 +103,23 @@ class TerminalConsole:
             console=self._rich,
             auto_refresh=False,
             transient=True,
+            # What goes to a file goes on going there.
+            redirect_stderr=sys.stderr.isatty(),
         )
         self._clock = clock
         self._refreshed = -_REFRESH_SECONDS
         self._task: Any = None
+        self._rerouted: list[tuple[logging.StreamHandler[Any], Any]] = []
 
     def begin(self, step: int, total_steps: int) -> None:
         self._task = self._bar.add_task("training", total=total_steps, completed=step)
+        streams = (sys.stdout, sys.stderr)
         self._bar.start()
+        # rich puts streams of its own into sys, whose lines go above the bar. Log handlers hold the former ones.
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream in streams:
+                ours = sys.stdout if handler.stream is streams[0] else sys.stderr
+                self._rerouted.append((handler, handler.setStream(ours)))
 
     def progress(self, step: int) -> None:
         self._bar.update(self._task, completed=step)
@@ -121,6 +134,10 @@ class TerminalConsole:
         self._rich.print(text, markup=False, soft_wrap=True)
 
     def close(self) -> None:
+        for handler, stream in self._rerouted:
+            if stream is not None:
+                handler.setStream(stream)
+        self._rerouted.clear()
         self._bar.stop()
 
 
