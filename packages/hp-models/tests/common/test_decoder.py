@@ -121,6 +121,11 @@ def test_a_later_token_changes_no_earlier_logits():
     assert not torch.equal(one[:, 5:], other[:, 5:])
 
 
+def test_token_ids_without_a_batch_are_refused():
+    with pytest.raises(ValueError, match=r"input_ids of shape \(5,\)"):
+        tiny_config().build()(torch.zeros(5, dtype=torch.int64))
+
+
 @pytest.mark.parametrize("shape", [(5,), (2, 1, 5), (2, 4), (2, 1, 5, 5)])
 def test_an_attention_mask_that_is_no_padding_mask_is_refused(shape):
     with pytest.raises(ValueError, match=r"attention_mask of shape .*packed documents are given by cu_seqlens"):

@@ -40,10 +40,10 @@ def check_cu_seqlens(cu_seqlens: Sequence[int] | Tensor, batch: int, seq_len: in
             f"cu_seqlens {_short(bounds)} are no document boundaries of {batch} x {seq_len} tokens: "
             f"they start at 0, rise, and end at {total}"
         )
-    missing = [end for end in range(seq_len, total, seq_len) if end not in set(bounds)]
-    if missing:
+    crossed = sorted(set(range(seq_len, total, seq_len)).difference(bounds))
+    if crossed:
         raise ValueError(
-            f"cu_seqlens {_short(bounds)}: a document crosses the row end at token {missing[0]}; rows are "
+            f"cu_seqlens {_short(bounds)}: a document crosses the row end at token {crossed[0]}; rows are "
             f"{seq_len} tokens long and attention stays within a row, so every multiple of {seq_len} is a boundary"
         )
     return bounds

@@ -126,12 +126,12 @@ class Decoder(BaseModel):
         Raises:
             ValueError: a shape or boundary that is not as said here.
         """
+        check_shapes(input_ids, position_ids, attention_mask)
         batch, seq_len = input_ids.shape
         starts_BS = None
         if cu_seqlens is not None:
             bounds = check_cu_seqlens(cu_seqlens, batch, seq_len)
             starts_BS = document_starts(bounds, batch, seq_len, input_ids.device)
-        check_shapes(input_ids, position_ids, attention_mask)
         if position_ids is None:
             position_ids = make_position_ids(starts_BS, batch, seq_len, input_ids.device)
         mask_B1SS = make_attention_mask(attention_mask, starts_BS)
@@ -146,6 +146,8 @@ class Decoder(BaseModel):
 def check_shapes(input_ids: Tensor, position_ids: Tensor | None, attention_mask: Tensor | None) -> None:
     """Refuse what would broadcast into something that was not meant."""
     expected = tuple(input_ids.shape)
+    if len(expected) != 2:
+        raise ValueError(f"input_ids of shape {expected}: allowed is [batch, sequence]")
     if attention_mask is not None and tuple(attention_mask.shape) != expected:
         raise ValueError(
             f"attention_mask of shape {tuple(attention_mask.shape)}: allowed is the padding mask {expected} "

@@ -14,10 +14,7 @@ from hp_protocols.platform import init
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ParamInit", "normal", "normal_", "ones", "ones_", "zeros", "zeros_"]
-
-ParamInit = dict[str, Function.Config]
-"""A module's own parameter names, each with its initialiser."""
+__all__ = ["normal", "normal_", "ones", "ones_", "zeros", "zeros_"]
 
 
 def normal_(tensor: Tensor, *, std: float) -> None:
