@@ -9,6 +9,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 DRIVER = """
     import json, os, random, shutil, signal, sys, time
     from pathlib import Path
@@ -80,27 +82,27 @@ DRIVER = """
         left = [path.name for path in (folder / "checkpoint").iterdir() if not path.name.startswith("step-")]
         return {"partial": partial, "found": found, "left": left}
 
-    def report(status, size):
+    def report(kind, status, size):
         said, _ = in_child(lambda: start_again(size))
-        print(json.dumps({"killed": os.WIFSIGNALED(status), **json.loads(said)}), flush=True)
+        print(json.dumps({"kind": kind, "killed": os.WIFSIGNALED(status), **json.loads(said)}), flush=True)
 
-    if sys.argv[2] == "every operation":
+    def at_every_operation():
         in_child(lambda: prepare(16))
         shutil.copytree(folder, folder.with_name("prepared"))
-        operation = 0
-        while True:
+        operation, status = 0, signal.SIGKILL
+        while os.WIFSIGNALED(status):
             shutil.rmtree(folder)
             shutil.copytree(folder.with_name("prepared"), folder)
             _, status = in_child(lambda: save_and_die(operation, 16))
-            report(status, 16)
-            if not os.WIFSIGNALED(status):
-                break
+            report("operation", status, 16)
             operation += 1
-    else:
+
+    def at_random_moments(count):
         random.seed(0)
         size = 1000  # 4 MB: most of the time goes into writing
+        shutil.rmtree(folder)
         in_child(lambda: prepare(size))
-        for _ in range(int(sys.argv[3])):
+        for _ in range(count):
             child = os.fork()
             if child == 0:
                 _, new = manager(7.0, size)
@@ -113,18 +115,17 @@ DRIVER = """
             os.kill(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)
             (folder / "started").unlink()
-            report(status, size)
+            report("moment", status, size)
+
+    at_every_operation()
+    at_random_moments(8)
 """
 
 
-def outcomes(folder, *arguments):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(DRIVER), str(folder / "run"), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    command = [sys.executable, "-c", textwrap.dedent(DRIVER), str(tmp_path_factory.mktemp("kill") / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -137,8 +138,8 @@ def check(outcome):
     assert outcome["left"] == [], outcome
 
 
-def test_a_kill_at_any_file_operation_of_a_save_costs_no_older_checkpoint(tmp_path):
-    seen = outcomes(tmp_path, "every operation")
+def test_a_kill_at_any_file_operation_of_a_save_costs_no_older_checkpoint(outcomes):
+    seen = [outcome for outcome in outcomes if outcome["kind"] == "operation"]
     for outcome in seen:
         check(outcome)
     assert len(seen) > 15
@@ -150,8 +151,8 @@ def test_a_kill_at_any_file_operation_of_a_save_costs_no_older_checkpoint(tmp_pa
     assert kinds == {"partial", "replaced", "deleting"}
 
 
-def test_a_kill_at_a_random_moment_costs_no_older_checkpoint(tmp_path):
-    seen = outcomes(tmp_path, "random moments", "8")
+def test_a_kill_at_a_random_moment_costs_no_older_checkpoint(outcomes):
+    seen = [outcome for outcome in outcomes if outcome["kind"] == "moment"]
     assert len(seen) == 8
     for outcome in seen:
         check(outcome)

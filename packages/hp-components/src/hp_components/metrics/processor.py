@@ -195,10 +195,10 @@ class MetricsProcessor(Configurable):
             "grad_norm": _finite(grad_norm),
             "lr": _finite(lr),
             "tokens": window.total_tokens,
-            "tokens_per_second": speed,
-            "memory_gib": memory,
-            "mfu": self._mfu(speed),
-            "data_wait": min(window.wait_seconds / window.seconds, 1.0) if window.seconds > 0 else None,
+            "tokens_per_second": _rounded(speed, 3),
+            "memory_gib": _rounded(memory, 3),
+            "mfu": _rounded(self._mfu(speed), 5),
+            "data_wait": _rounded(min(window.wait_seconds / window.seconds, 1.0), 4) if window.seconds > 0 else None,
         }
         eta = (self.total_steps - step) * window.seconds / window.steps
         self.window.restart()
@@ -225,6 +225,11 @@ class MetricsProcessor(Configurable):
             plot_loss({self._title: self._folder / RECORD_FILE}, self._folder / PICTURE_FILE, self._title)
         except OSError as error:
             logger.error("%s could not be drawn: %s", self._folder / PICTURE_FILE, error)
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    """What is measured, not computed, is not worth more digits to a reader."""
+    return None if value is None else round(value, digits)
 
 
 def _finite(value: float | None) -> float | None:
