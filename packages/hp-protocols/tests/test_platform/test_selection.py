@@ -83,7 +83,11 @@ def test_a_chosen_backend_that_is_not_installed_is_an_error_even_if_the_other_on
 @pytest.fixture
 def broken_torch_npu(tmp_path):
     """torch_npu on a machine without CANN: torch loads it at import, and it raises."""
-    write_package(tmp_path, "torch_npu", "raise ImportError('libhccl.so: cannot open shared object file')")
+    write_package(
+        tmp_path,
+        "torch_npu",
+        "import os; os.environ['TOUCHED'] = '1'\nraise ImportError('libhccl.so: cannot open shared object file')",
+    )
     info = tmp_path / "torch_npu-2.13.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_npu\nVersion: 2.13.0\n")
@@ -112,17 +116,17 @@ print(texts[0])
 
 def test_torch_npu_is_not_touched_unless_an_npu_is_asked_for(broken_torch_npu):
     script = """
-import sys
+import os
 from hp_protocols.platform import get_platform
 from hp_protocols.errors import ConfigError
-assert get_platform().device_type("cpu") == "cpu"
-assert "torch_npu" not in sys.modules
 get_platform().device_type()
-assert "torch_npu" not in sys.modules
+get_platform().device_type("cpu")
+assert "TOUCHED" not in os.environ
 try:
     get_platform().device_type("npu")
 except ConfigError as error:
     print(error)
+assert "TOUCHED" in os.environ
 """
     text = run(script, broken_torch_npu, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert text.startswith("device: 'npu' needs torch_npu, whose import fails: ImportError: libhccl.so")
