@@ -4,8 +4,10 @@ import logging
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -155,6 +157,19 @@ def test_a_saved_state_goes_on_to_the_bit_also_for_parameters_without_gradients(
 
 def copied(value):
     return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torchs_distributed_checkpoint_takes_the_container_as_it_is(tmp_path):
+    model = net()
+    opt = OptimizersContainer.Config(lr=1e-2).build(model_parts=[model])
+    train(model, opt.step, 2)
+    dcp.save({"optimizer": opt}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    fresh = OptimizersContainer.Config(lr=1e-2).build(model_parts=[net()])
+    dcp.load({"optimizer": fresh}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    saved, loaded = opt.state_dict(), fresh.state_dict()
+    assert isinstance(opt, Stateful)
+    assert all(torch.equal(loaded[key], saved[key]) for key in saved if key.startswith("state."))
 
 
 def test_a_resumed_run_follows_its_own_hyperparameters_and_says_so(caplog):

@@ -1,12 +1,12 @@
 """metrics.jsonl: whole lines only, cut back on resume, and no record lost to a full disk that recovers."""
 
-import errno
 import json
 import logging
-import os
+import resource
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 
 from hp_components.metrics import read_records
 from hp_components.metrics.jsonl import JsonlWriter
@@ -77,36 +77,39 @@ def test_a_kill_at_any_time_leaves_the_records_that_were_written(tmp_path):
     assert path.read_text() == '{"step": 1}\n'
 
 
-def test_a_full_disk_delays_records_and_loses_none(tmp_path, caplog, monkeypatch):
+@contextmanager
+def no_room_beyond(size):
+    """The kernel lets no file of this process grow beyond `size` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_delays_records_and_loses_none(tmp_path, caplog):
     path = tmp_path / "metrics.jsonl"
     writer = JsonlWriter(path)
     writer.open(0)
     writer.write({"step": 1})
-    real = os.write
-
-    def half(fd, data):
-        real(fd, data[: len(data) // 2])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as full:
-        full.setattr(os, "write", half)
-        writer.write({"step": 2})
-        writer.write({"step": 3})
+    with no_room_beyond(path.stat().st_size + 5):
+        writer.write({"step": 2})  # five bytes of it find room, and must not stay
         assert path.read_text() == '{"step": 1}\n'
-    assert "2 records not written yet: [Errno 28] No space left on device" in caplog.text
+    with no_room_beyond(path.stat().st_size):
+        writer.write({"step": 3})
+    assert path.read_text() == '{"step": 1}\n'
+    assert "1 records not written yet: only 5 of 12 bytes written" in caplog.text
+    assert "2 records not written yet: [Errno 27] File too large" in caplog.text
     writer.write({"step": 4})
     writer.close()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
 
 
-def test_records_that_never_found_room_are_counted_at_the_end(tmp_path, caplog, monkeypatch):
+def test_records_that_never_found_room_are_counted_at_the_end(tmp_path, caplog):
     writer = JsonlWriter(tmp_path / "metrics.jsonl")
     writer.open(0)
-
-    def full(fd, data):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "write", full)
-    writer.write({"step": 1})
+    with no_room_beyond(0):
+        writer.write({"step": 1})
     writer.close()
     assert "1 records could not be written" in caplog.text

@@ -10,6 +10,7 @@ import torch
 
 from hp_components import MetricsProcessor
 from hp_components.metrics import read_records
+from hp_components.metrics.peak import peak_tflops
 from hp_protocols.errors import ConfigError
 
 KEYS = ["step", "time", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "memory_gib", "mfu", "data_wait"]
@@ -114,6 +115,21 @@ def test_mfu_is_unknown_without_flops_or_without_a_known_peak(tmp_path):
         metrics.begin()
         run(metrics, clock, 1, 1)
         assert records(tmp_path / str(number))[0]["mfu"] is None
+
+
+@pytest.mark.parametrize(
+    ("device", "tflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.0),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H200", 989.0),
+        ("NVIDIA H20", 148.0),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("x86_64", None),
+    ],
+)
+def test_the_peak_of_a_device_is_found_by_its_name_and_never_guessed(device, tflops):
+    assert peak_tflops(device) == tflops
 
 
 def test_a_resumed_run_writes_the_records_of_an_uninterrupted_one_to_the_bit(tmp_path):
