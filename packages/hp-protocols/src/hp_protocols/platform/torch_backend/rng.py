@@ -28,7 +28,10 @@ class TorchRandom(Platform):
     def fork_rng(self, seed: int | None = None, device: str | None = None) -> Iterator[None]:
         state = self.get_rng_state(device)
         try:
-            if seed is not None:
+            # torch.manual_seed reaches every device, and only the states that were saved are put back.
+            if seed is not None and set(state) == {"cpu"}:
+                torch.default_generator.manual_seed(seed)
+            elif seed is not None:
                 torch.manual_seed(seed)
             yield
         finally:
