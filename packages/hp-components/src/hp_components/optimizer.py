@@ -72,7 +72,7 @@ class OptimizersContainer(Configurable):
             """Values that no optimizer could have."""
             faults = []
             if self.name not in _OPTIMIZERS:
-                close = _same_letters(self.name) or nearest(self.name, _OPTIMIZERS)
+                close = nearest(self.name, _OPTIMIZERS)
                 faults.append(
                     Fault(
                         f"{path}.name",
@@ -208,10 +208,6 @@ class OptimizersContainer(Configurable):
             ", ".join(self.config.decay_keywords) or "nothing",
         )
         return decaying, plain
-
-
-def _same_letters(name: str) -> str | None:
-    return next((known for known in _OPTIMIZERS if known.lower() == name.lower()), None)
 
 
 def _kernels(config: OptimizersContainer.Config, device_type: str) -> tuple[bool, bool]:

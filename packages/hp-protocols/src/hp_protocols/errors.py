@@ -56,6 +56,7 @@ class ConfigError(ValueError):
 
 
 def nearest(given: str, known: Iterable[str]) -> str | None:
-    """The known name that is closest to `given`, or None when nothing is close."""
-    matches = difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)
-    return matches[0] if matches else None
+    """The known name that is closest to `given`, or None when nothing is close. Upper and lower case are alike."""
+    by_lower = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(given.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[matches[0]] if matches else None
