@@ -73,7 +73,8 @@ class Environment:
 
         `work` must not communicate. Without this, one rank with a missing file would leave the others waiting.
         """
-        result, found = None, ()
+        result: T | None = None
+        found: tuple[Fault, ...] = ()
         try:
             result = work()
         except ConfigError as error:

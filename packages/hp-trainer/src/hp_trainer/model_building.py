@@ -67,7 +67,12 @@ def build_model(config: HyperTrainer.Config, environment: Environment, seed: int
         model: BaseModel = model_config.build()
     model.verify_module_protocol()
     parameters, flops = model_config.get_nparams_and_flops(model, config.training.seq_len)
-    module = spec.parallelize_fn(model, parallel_dims=environment.parallel_dims, trainer_config=config)
+    module: torch.nn.Module = model
+    if spec.parallelize_fn is not None:
+        module = spec.parallelize_fn(model, parallel_dims=environment.parallel_dims, trainer_config=config)
+    elif environment.world_size > 1:
+        problem = f"{spec.name} has no parallelize_fn, so it can train in one process only"
+        raise ConfigError(Fault("model_spec", problem, hint="leave --nproc away, or give its ModelSpec one"))
     # Offloaded shards live in host memory; FSDP moves them to the device when it gathers.
     home = torch.device("cpu") if config.training.enable_cpu_offload else environment.device
     module.to_empty(device=home)
