@@ -34,8 +34,8 @@ def test_the_loss_falls_and_every_record_has_its_keys(hp: Hp) -> None:
     keys = ["step", "time", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "memory_gib", "mfu", "data_wait"]
     assert all(set(record) == set(keys) for record in found)
     first, last = found[0]["loss"], found[-1]["loss"]
-    # Before the first update the model knows nothing: the loss is that of a uniform guess.
-    assert abs(first - math.log(2048)) < 0.2  # type: ignore[operator]
+    # Before the first update the model knows nothing: a uniform guess, worsened a little by its random logits.
+    assert abs(first - math.log(2048)) < 0.5  # type: ignore[operator]
     assert last < first - 1.5  # type: ignore[operator]
     assert found[-1]["tokens"] == 40 * 8 * 64
     assert "\x1b[" not in done.text, "no control characters off a terminal"

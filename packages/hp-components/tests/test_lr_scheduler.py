@@ -151,3 +151,8 @@ def test_every_fault_of_a_config_is_told_at_once():
 def test_a_minimum_above_the_rate_is_refused():
     with pytest.raises(ConfigError, match=r"3\.0 is above the learning rate 2\.0"):
         LRSchedulersContainer.Config(lr_min=3.0).build(optimizers=optimizers(), training_steps=10)
+
+
+def test_a_schedule_that_only_warms_up_stands_at_its_end_afterwards():
+    seen = rates(4, more=3, warmup_steps=4, min_lr_factor=0.25)
+    assert seen == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0, 0.5, 0.5])

@@ -52,7 +52,8 @@ class Schedule:
         done = step - (self.total_steps - self.decay_steps)
         if done <= 0:
             return 1.0
-        progress = min(done / self.decay_steps, 1.0)
+        # Without steps to decay over (all of them warm up) the end is reached at once.
+        progress = min(done / self.decay_steps, 1.0) if self.decay_steps else 1.0
         return floor + (1.0 - floor) * _REMAINING[self.decay_type](progress)
 
 

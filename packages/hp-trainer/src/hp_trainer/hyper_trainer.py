@@ -88,8 +88,12 @@ class HyperTrainer(Configurable):
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        for step in self.build_steps():
-            step()
+        try:
+            for step in self.build_steps():
+                step()
+        except BaseException:
+            self.close()
+            raise
 
     def build_steps(self) -> list[Callable[[], None]]:
         """What building a run consists of, in order."""
@@ -97,6 +101,7 @@ class HyperTrainer(Configurable):
             self.start_environment,
             self.check_layout,
             self.choose_run_folder,
+            self.hold_existing_run,
             self.choose_seed,
             self.build_tokenizer,
             self.build_dataloader,
@@ -121,6 +126,10 @@ class HyperTrainer(Configurable):
         chosen = self.config.dump_folder or str(default_run_folder(self.config.recipe.rpartition(".")[2] or "run"))
         self.run_folder = RunFolder(Path(self.environment.broadcast(chosen)))
         self.config.dump_folder = str(self.run_folder.path.absolute())
+
+    def hold_existing_run(self) -> None:
+        """A folder that holds a run already is taken now, before anything in it is read."""
+        self.on_main(lambda: self.run_folder.open() if self.run_folder.holds_a_run else None)
 
     def choose_seed(self) -> None:
         if self.config.debug.seed is None:
@@ -223,15 +232,15 @@ class HyperTrainer(Configurable):
         self.open_run_folder()
         try:
             with StopRequest() as stop, env.GarbageSchedule(self.config.training.gc_freq) as garbage:
-                reason = self.run_steps(stop, garbage)
-            return self.finish(reason)
+                # Saved inside: a second SIGTERM must not interrupt the save that the first has asked for.
+                return self.finish(self.run_steps(stop, garbage))
         finally:
             self.metrics.close()
             self.run_folder.close()
 
     def open_run_folder(self) -> None:
         """Take the folder for this run, alone, and record what the run is."""
-        self.environment.agree(lambda: self.run_folder.open() if self.environment.is_main else None)
+        self.on_main(self.run_folder.open)
         if self.environment.is_main:
             self.run_folder.write_resolved(dump_yaml(self.config), self.state.step)
             self.tokenizer.save(self.run_folder.path / "tokenizer")
@@ -273,10 +282,6 @@ class HyperTrainer(Configurable):
         if step < self.config.training.steps and self.checkpointer.should_save(step):
             self.checkpointer.save(step)
 
-    def close(self) -> None:
-        """Leave the process group. The trainer is of no use afterwards."""
-        self.environment.platform.destroy_process_group()
-
     def finish(self, reason: str) -> TrainResult:
         """Save the end of the run and close its metrics."""
         saved = self.checkpointer.save(self.state.step, force=True)
@@ -284,3 +289,14 @@ class HyperTrainer(Configurable):
             self.metrics.event("stopped", reason=reason)
         self.metrics.close(finished=reason == "data_exhausted")
         return TrainResult(self.state.step, reason, self.run_folder.path, saved)
+
+    def on_main(self, work: Callable[[], None]) -> None:
+        """Do something on rank 0 alone; its faults are raised on every rank."""
+        self.environment.agree(lambda: work() if self.environment.is_main else None)
+
+    def close(self) -> None:
+        """Let go of the run folder and leave the process group. The trainer is of no use afterwards."""
+        if hasattr(self, "run_folder"):
+            self.run_folder.close()
+        if hasattr(self, "environment"):
+            self.environment.platform.destroy_process_group()

@@ -34,14 +34,21 @@ class RunFolder:
         self.path = path
         self._lock: RunLock | None = None
 
+    @property
+    def holds_a_run(self) -> bool:
+        """Whether a run has been started in this folder before."""
+        return (self.path / RESOLVED).exists()
+
     def open(self) -> None:
         """Create the folder if need be and hold it for this run.
 
         Raises:
             ConfigError: another run holds it.
         """
-        self._lock = RunLock(self.path)
-        self._lock.acquire()
+        if self._lock is None:
+            lock = RunLock(self.path)
+            lock.acquire()
+            self._lock = lock
 
     def write_resolved(self, text: str, step: int) -> None:
         """Save the configuration that this run really uses; an older, different one is kept beside it."""
