@@ -294,7 +294,7 @@ class Results:
     """By case, what each process returned; reading a case that failed fails the test with its traceback."""
 
     def __init__(self, world_size, cases_name):
-        self.by_rank = run_world(run_cases, world_size, cases_name)
+        self.by_rank = run_world(run_cases, world_size, cases_name, timeout=300)
 
     def __getitem__(self, case):
         for _, failures in self.by_rank:
