@@ -152,6 +152,21 @@ def a_parallel_mlp_computes_what_one_process_computes(mesh: DeviceMesh) -> None:
 
 
 @case
+def the_gradient_of_an_input_comes_back_in_the_layout_of_the_input(mesh: DeviceMesh) -> None:
+    """Also where nothing was to be resharded on the way in: a column-wise layer gives partial sums."""
+    model, whole = mlp(), mlp()
+    whole.load_state_dict(model.state_dict())
+    model.parallelize(mesh)
+    x = torch.arange(8.0).reshape(2, 4).requires_grad_()
+    reference = x.detach().clone().requires_grad_()
+    run_mlp(whole, reference).sum().backward()
+    distributed = DTensor.from_local(x.detach(), mesh, [Replicate()], run_check=False).requires_grad_()
+    run_mlp(model, distributed).to_local().sum().backward()
+    assert distributed.grad.placements == (Replicate(),)
+    torch.testing.assert_close(distributed.grad.to_local(), reference.grad)
+
+
+@case
 def state_dict_keys_and_values_do_not_change(mesh: DeviceMesh) -> None:
     model = Root(layer=Any_(ShardingConfig(state_shardings=STATES)), mlp=mlp())
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -331,21 +331,7 @@ def test_tensor_and_data_parallelism_together_start_from_the_bits_of_one_process
     assert_starts_alike(of_four[f"init {shape}"], shape)
 
 
-PARTIAL_GRADIENTS = pytest.mark.xfail(
-    strict=True,
-    reason="hp_protocols.forward_sharding: an input that has its declared layout already is not redistributed, so "
-    "its gradient stays a partial sum, which torch cannot take back to the embedding",
-)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(name, marks=[PARTIAL_GRADIENTS] if name.startswith("step tp, whole") else [])
-        for name in CASES_OF_TWO
-        if name.startswith("step ")
-    ],
-)
+@pytest.mark.parametrize("case", [name for name in CASES_OF_TWO if name.startswith("step ")])
 def test_two_processes_compute_what_one_does(of_two, case):
     _, options = CASES_OF_TWO[case]
     reference = step(1, **{name: value for name, value in options.items() if name in OFF_ONE})

@@ -135,7 +135,9 @@ class ForwardPlan:
                 f"{where} is a plain tensor, which says nothing of its layout; declare it in {source_field}, or leave "
                 "it undeclared on both sides"
             )
-        if tuple(value.placements) == layout.placements:
+        # Also where the layout is right already: the backward of a redistribution brings the gradient, which may be
+        # a partial sum by then, back to the layout of the value.
+        if tuple(value.placements) == layout.placements and not value.requires_grad:
             return value
         return value.redistribute(placements=layout.placements)
 
