@@ -97,9 +97,3 @@ def test_an_unknown_name_is_an_attribute_error_and_the_version_is_the_installed_
 def test_function_builds_the_callable_itself() -> None:
     assert hp_config.Function.Config(fn="toy_trainer.scale").build() is toy_trainer.scale
     assert hp_config.Function.Config(fn=toy_trainer.scale, kwargs={"by": 3.0}).build()(2.0) == 6.0
-
-
-def test_the_dtype_map_covers_the_dtypes_of_the_sections() -> None:
-    torch = pytest.importorskip("torch")
-    names = ("bfloat16", "float32", "float16")
-    assert {name: hp_config.TORCH_DTYPE_MAP[name] for name in names} == {n: getattr(torch, n) for n in names}

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
+import transformers
 
 from hp_models.qwen3_5_v2 import qwen3_5_config
-
-transformers = pytest.importorskip("transformers", minversion="5.0")
 
 SIZES = {
     "vocab_size": 101,
