@@ -133,7 +133,11 @@ def install(session: nox.Session, *requirements: str) -> None:
         folders.append(str(DIST))
     # Given in one go, since the option replaces the environment variable; uv does not read pip's settings at all.
     links = [word for folder in folders for word in ("--find-links", folder)]
-    session.install("--constraint", str(CONSTRAINTS), *links, *requirements)
+    # uv keeps what it has unpacked by name and version, and ours keep their version while they change.
+    fresh = [word for package in PACKAGES for word in ("--refresh-package", package)]
+    session.install(
+        "--constraint", str(CONSTRAINTS), *links, *(fresh if session.venv_backend == "uv" else []), *requirements
+    )
 
 
 def install_everything(session: nox.Session) -> None:

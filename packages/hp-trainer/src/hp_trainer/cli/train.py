@@ -9,6 +9,7 @@ import argparse
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 
@@ -16,6 +17,8 @@ from hp_config import MissingExtraError
 from hp_protocols.errors import ConfigError, Fault
 from hp_trainer.cli import messages
 from hp_trainer.launch import Launch, announce_rank, inside_torchrun, run_ranks
+
+SECONDS_FOR_RANK_0 = 5.0
 
 LAUNCH_OPTIONS = """\
   --nproc N           processes on this machine, each one rank (default 1, in place)
@@ -65,9 +68,18 @@ def main(arguments: list[str]) -> int:
 
 def refuse_missing_extra(error: MissingExtraError, rank: int) -> int:
     """Say what to install; the exit code is that of a mistake."""
-    if rank == 0:
-        print(f"hp train: {error}", file=sys.stderr)
+    speak_after_rank_0(rank)
+    print(f"hp train: {error}", file=sys.stderr)
     return 2
+
+
+def speak_after_rank_0(rank: int) -> None:
+    """Mistakes are the same on every rank, nearly always: rank 0 tells them, and the launcher then ends the others.
+
+    The others wait for that, since the first rank to end takes the rest with it, and speak if rank 0 has none.
+    """
+    if rank:
+        time.sleep(SECONDS_FOR_RANK_0)
 
 
 def split_launch(arguments: Sequence[str]) -> tuple[Launch, list[str]]:
@@ -115,9 +127,8 @@ def run_rank(arguments: list[str]) -> int:
         started = True
         result = trainer.train()
     except ConfigError as error:
-        # Every rank has the same list (Environment.agree), or fails alike.
-        if rank == 0:
-            messages.print_mistakes("hp train", error)
+        speak_after_rank_0(rank)
+        messages.print_mistakes("hp train" if rank == 0 else f"hp train (rank {rank})", error)
         return 1 if started and trainer.state.step > trainer.first_step else 2
     except MissingExtraError as error:
         return refuse_missing_extra(error, rank)
