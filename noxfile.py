@@ -59,7 +59,7 @@ def ut(session: nox.Session, package: str) -> None:
 def integration(session: nox.Session) -> None:
     """Tests over several packages and processes: training runs, resume, the planted faults of `contracts`."""
     install_everything(session)
-    install(session, *test_requirements_of("integration"))
+    install(session, *test_requirements_of("integration"), *test_requirements_of("contracts"))
     session.run("python", "-m", "pytest", "tests_integration", *session.posargs, env=CLEAN)
 
 

@@ -50,3 +50,11 @@ def test_an_older_configuration_is_kept_beside_the_new_one(tmp_path: Path) -> No
         "resolved.before-step-6.yaml": "a: 1\n",
         "resolved.before-step-6.2.yaml": "a: 2\n",
     }
+
+
+def test_a_place_where_no_folder_can_be_is_refused_without_writing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match="is no folder"):
+        RunFolder(tmp_path / "file" / "deep" / "run").require_usable()
+    RunFolder(tmp_path / "new" / "deep" / "run").require_usable()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

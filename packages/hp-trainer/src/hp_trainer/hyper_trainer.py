@@ -129,7 +129,13 @@ class HyperTrainer(Configurable):
 
     def hold_existing_run(self) -> None:
         """A folder that holds a run already is taken now, before anything in it is read."""
-        self.on_main(lambda: self.run_folder.open() if self.run_folder.holds_a_run else None)
+
+        def hold() -> None:
+            self.run_folder.require_usable()
+            if self.run_folder.holds_a_run:
+                self.run_folder.open()
+
+        self.on_main(hold)
 
     def choose_seed(self) -> None:
         if self.config.debug.seed is None:

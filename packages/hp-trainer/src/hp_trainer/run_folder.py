@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 
 from hp_components import RunLock
+from hp_protocols.errors import ConfigError, Fault
 
 RESOLVED = "resolved.yaml"
 
@@ -33,6 +34,21 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: RunLock | None = None
+
+    def require_usable(self) -> None:
+        """Look, without writing, whether a run could be written here.
+
+        Raises:
+            ConfigError: something on the way is no folder, or may not be written.
+        """
+        nearest = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
+        if not nearest.is_dir():
+            problem = f"cannot be used as a run folder: {nearest} is no folder"
+        elif not os.access(nearest, os.W_OK | os.X_OK):
+            problem = f"cannot be used as a run folder: {nearest} may not be written"
+        else:
+            return
+        raise ConfigError(Fault(str(self.path), problem, hint="choose another one with --dump_folder"))
 
     @property
     def holds_a_run(self) -> bool:
