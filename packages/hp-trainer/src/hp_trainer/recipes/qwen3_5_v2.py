@@ -23,11 +23,11 @@ def qwen3_5_v2_debugmodel() -> HyperTrainer.Config:
         model_spec=get_spec("qwen3_5_v2", "debugmodel"),
         tokenizer=CorpusTokenizer.Config(vocab_size=2048),
         dataloader=TextDataLoader.Config(),
-        optimizer=OptimizersContainer.Config(name="AdamW", lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1),
+        optimizer=OptimizersContainer.Config(name="AdamW", lr=4e-3, betas=(0.9, 0.95), weight_decay=0.1),
         lr_scheduler=LRSchedulersContainer.Config(warmup_steps=20),
         loss=CrossEntropyLoss.Config(),
         training=TrainingConfig(
-            steps=256,
+            steps=400,
             seq_len=256,
             # The same 8 rows per step whether 1, 2 or 4 processes share them.
             local_batch_size=2,
@@ -35,7 +35,7 @@ def qwen3_5_v2_debugmodel() -> HyperTrainer.Config:
             mixed_precision_param="float32",
         ),
         activation_checkpoint=ActivationCheckpointConfig(mode="none"),
-        checkpoint=CheckpointManager.Config(interval=64, keep_latest_k=3),
-        metrics=MetricsProcessor.Config(log_freq=8),
+        checkpoint=CheckpointManager.Config(interval=100, keep_latest_k=3),
+        metrics=MetricsProcessor.Config(log_freq=10),
         debug=DebugConfig(seed=42),
     )
