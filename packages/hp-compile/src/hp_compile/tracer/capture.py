@@ -30,8 +30,16 @@ from hp_compile.tracer.repair import (
     refuse_random_numbers_in_backward,
 )
 from hp_compile.tracer.signature import FlatInputs, flatten_inputs
-from hp_compile.tracer.state import AttributeGuard, StateSlot, current_tensor, local_tensor, scan_state
-from hp_compile.tracer.state import shard_info, swapped_state
+from hp_compile.tracer.state import (
+    AttributeGuard,
+    StateSlot,
+    contiguous_stride,
+    current_tensor,
+    local_tensor,
+    scan_state,
+    shard_info,
+    swapped_state,
+)
 
 TrainFn = Callable[[nn.Module, Any, Any], torch.Tensor]
 
@@ -153,6 +161,7 @@ def capture(
         outputs=labels,
         trainable=tuple(slot.fqn for slot in slots if slot.trainable),
         is_training=with_backward,
+        reduce_dtypes=dict(precision.reduce_dtype),
         aliases={alias: slot.fqn for slot in slots for alias in slot.aliases},
         nodes_captured=len(graph_module.graph.nodes),
         seconds=time.perf_counter() - started,
@@ -233,11 +242,7 @@ def _full_stride(slot: StateSlot) -> tuple[int, ...]:
         local = local_tensor(slot.tensor)
         # A parameter that is not dense (an expanded one) gets a dense gradient, as in eager.
         return tuple(local.stride())
-    stride, step = [], 1
-    for size in reversed(slot.full_shape):
-        stride.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(stride))
+    return contiguous_stride(slot.full_shape)
 
 
 def _as_model_sees_it(slot: StateSlot, traced: torch.Tensor) -> torch.Tensor:

@@ -36,6 +36,7 @@ class JointGraph:
         trainable: parameters that required a gradient at capture.
         is_training: False for a forward-only graph.
         aliases: further names of tied tensors to the first one.
+        reduce_dtypes: dtype of a gradient while it is reduced, where that was asked for.
     """
 
     graph_module: GraphModule
@@ -47,6 +48,7 @@ class JointGraph:
     trainable: tuple[str, ...]
     is_training: bool = True
     aliases: dict[str, str] = field(default_factory=dict)
+    reduce_dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     nodes_captured: int = 0
     seconds: float = 0.0
 

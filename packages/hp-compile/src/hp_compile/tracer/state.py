@@ -28,6 +28,7 @@ class ShardInfo:
         global_shape, global_stride: of the whole tensor.
         full_shape: what forward sees on this rank (the tensor-parallel part of the whole).
         sharded: False for a replica.
+        shard_dim_of_mesh: which dim of `mesh` is the shard axis.
         tp_mesh, tp_placements: what the parameter was before, if it was a DTensor.
         placement_known: False for a plain tensor-parallel shard whose placement was not declared.
     """
@@ -42,6 +43,7 @@ class ShardInfo:
     sharded: bool
     tp_mesh: Any = None
     tp_placements: tuple[Any, ...] = ()
+    shard_dim_of_mesh: int = 0
     placement_known: bool = True
 
 
@@ -73,6 +75,14 @@ class StateSlot:
 
 def shard_info(tensor: torch.Tensor) -> ShardInfo | None:
     return getattr(tensor, "shard_info", None)
+
+
+def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    stride, step = [], 1
+    for size in reversed(shape):
+        stride.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(stride))
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
