@@ -52,7 +52,7 @@ def eager_reference(model: nn.Module, config: PassConfig, world: int) -> nn.Modu
     else:
         options["mesh"] = init_device_mesh("cpu", (world,))
     wrap = replicate if config.dp_mode == "ddp" else fully_shard
-    if scalars and config.dp_mode != "ddp":
+    if scalars:
         options["ignored_params"] = scalars
     for module in containers(model):
         if any(True for _ in module.parameters()):

@@ -188,21 +188,19 @@ class _Step:
         with swapped_state(self.slots, placed), _eager_autocast_cache(), grad_mode:
             loss = _checked_loss(self.train_fn(self.model, input, label), self.with_backward)
             rebound = self._rebound_buffers(placed)
-        outputs = [loss]
-        self.labels = [OutputLabel("loss")]
-        self.boundary = compat.nodes_so_far()
-        if self.with_backward:
-            wanted = [(slot.fqn, leaf) for slot, leaf in zip(self.slots, state, strict=True) if leaf.requires_grad]
-            with compat.tagged_backward():
-                grads = torch.autograd.grad(loss, [leaf for _, leaf in wanted], allow_unused=True)
-            for (fqn, _), grad in zip(wanted, grads, strict=True):
-                if grad is not None:
-                    self.labels.append(OutputLabel("grad", fqn))
-                    outputs.append(grad)
-        for fqn, value in rebound:
-            self.labels.append(OutputLabel("buffer", fqn))
-            outputs.append(value)
+            self.boundary = compat.nodes_so_far()
+            # Inside the swap: a checkpointed region runs the module again while backward runs.
+            grads = self._gradients(loss, state) if self.with_backward else []
+        self.labels = [OutputLabel("loss"), *(OutputLabel("grad", fqn) for fqn, _ in grads)]
+        self.labels += [OutputLabel("buffer", fqn) for fqn, _ in rebound]
+        outputs = [loss, *(grad for _, grad in grads), *(value for _, value in rebound)]
         return [value.detach() for value in outputs]
+
+    def _gradients(self, loss: torch.Tensor, state: tuple[torch.Tensor, ...]) -> list[tuple[str, torch.Tensor]]:
+        wanted = [(slot.fqn, leaf) for slot, leaf in zip(self.slots, state, strict=True) if leaf.requires_grad]
+        with compat.tagged_backward():
+            grads = torch.autograd.grad(loss, [leaf for _, leaf in wanted], allow_unused=True)
+        return [(fqn, grad) for (fqn, _), grad in zip(wanted, grads, strict=True) if grad is not None]
 
     def _rebound_buffers(self, placed: list[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
         rebound = []

@@ -325,7 +325,7 @@ class _Rewrite:
             for axis in mesh.axes:
                 if axis.size > 1 and not (bucket.sharded and axis is mesh.shard):
                     again = self._tagger(
-                        "all_reduce", bucket.unit, region, axis, bucket.reduce_dtype, numel // chunks
+                        "all_reduce", bucket.unit, region, axis, bucket.reduce_dtype, numel // chunks, same=True
                     )
                     args = (flat, how.op, axis.group_name)
                     flat = self._call(c10d.all_reduce_.default, args, again("launch"), region, last)
@@ -362,9 +362,18 @@ class _Rewrite:
         return node
 
     def _tagger(
-        self, kind: CommKind, unit: str, region: Any, axis: MeshAxis, dtype: torch.dtype, numel: int
+        self,
+        kind: CommKind,
+        unit: str,
+        region: Any,
+        axis: MeshAxis,
+        dtype: torch.dtype,
+        numel: int,
+        same: bool = False,
     ) -> Callable[[Any], CommTag]:
-        bucket, self._bucket = self._bucket, self._bucket + 1
+        """Tags for a new bucket, or (`same`) for a second collective of the bucket before."""
+        self._bucket += not same
+        bucket = self._bucket
         nbytes = numel * dtype.itemsize
 
         def tag(stage: Any) -> CommTag:
