@@ -110,7 +110,7 @@ class GraphTrainer:
         if self._graphs.newest() is not None:
             log.info("compile: already compiled; further signatures are compiled when a step brings them")
             return
-        self._step_for("train", *self._placed(sample_input, sample_label))
+        self._step_for("train", sample_input, sample_label)
 
     def train_step(self, input: Any, label: Any) -> torch.Tensor:
         """Forward, backward and reduction; adds to the gradients. Returns this rank's own loss, 0-d and detached.
@@ -119,7 +119,7 @@ class GraphTrainer:
             TypeError, ValueError: input, label or loss are not what a graph can take (named by path).
             RuntimeError: the model changed, or the ranks would issue different collectives.
         """
-        step, flat = self._step_for("train", *self._placed(input, label))
+        step, flat = self._step_for("train", input, label)
         outputs = self._run(step, flat)
         if self._local_gradients is not None and self._mesh is not None and self._mesh.size > 1:
             self._local_gradients.add(step.joint, outputs)
@@ -129,7 +129,7 @@ class GraphTrainer:
 
     def eval_step(self, input: Any, label: Any) -> torch.Tensor:
         """The loss alone: forward over the shards, in the model's present mode, without gradients."""
-        step, flat = self._step_for("eval", *self._placed(input, label))
+        step, flat = self._step_for("eval", input, label)
         return self._run(step, flat)[0]
 
     def optimizer_step(self) -> torch.Tensor | None:
@@ -280,22 +280,24 @@ class GraphTrainer:
 
     # ---- how it works ----
 
-    def _placed(self, input: Any, label: Any) -> tuple[FlatInputs]:
+    def _placed(self, input: Any, label: Any) -> FlatInputs:
         flat = flatten_inputs(input, label)
         if any(tensor.device != self.device and tensor.device.type != self.device.type for tensor in flat.tensors):
             leaves = [leaf.to(self.device) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat.leaves]
             flat = flatten_inputs(*compat.pytree.tree_unflatten(leaves, flat.spec))
-        return (flat,)
+        return flat
 
-    def _step_for(self, kind: str, flat: FlatInputs) -> tuple[CompiledStep, FlatInputs]:
+    def _step_for(self, kind: str, input: Any, label: Any) -> tuple[CompiledStep, FlatInputs]:
         """The graph for these inputs, on every rank, or an error on every rank."""
         if not self._mesh_known:
             self._resolve()
+        if not self._partitioned and any(slot.tensor.is_meta for slot in self._watch.slots):
+            self._partition()
         step, fault = None, None
         try:
+            flat = self._placed(input, label)
             refuse_open_autocast()
-            key = self._watch.key()
-            step = self._graphs.find(kind, flat, key)
+            step = self._graphs.find(kind, flat, self._watch.key())
         except Exception as error:
             fault = error
         status = FAULT if fault else HIT if step else MISS
@@ -379,7 +381,7 @@ class GraphTrainer:
         if on_meta:
             materialize(self.model, self.device, self._mesh)
             self._unready = unready(self.model, on_meta)
-        self._guard = ShardGuard(self.model)
+        self._guard = ShardGuard(self.model, self._mesh)
         self._optimizer = build_optimizer(
             list(self.model.parameters()), self._optimizer_config, self._optimizer_factory
         )

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from hp_compile.mesh import DataParallelMesh
 from hp_compile.passes.parallel.shards import as_dtensor, rows_of
 from hp_compile.tracer.state import ShardInfo, StateSlot, scan_state, shard_info
 
@@ -20,8 +21,9 @@ from hp_compile.tracer.state import ShardInfo, StateSlot, scan_state, shard_info
 class ShardGuard:
     """Hooks of one trainer on its model. `open` lets forward pass: during capture, and inside `full_params`."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, mesh: DataParallelMesh | None) -> None:
         self.model = model
+        self._writes_buffers = mesh is None or mesh.rank == 0
         self._open = 0
         self._whole = False
         self.slots = [slot for slot in scan_state(model) if slot.is_param]
@@ -78,6 +80,13 @@ class ShardGuard:
             for name in (slot.fqn, *slot.aliases):
                 if info is not None and prefix + name in state:
                     state[prefix + name] = saved_form(state[prefix + name], info)
+        if self._writes_buffers:
+            return
+        for name, _ in self.model.named_buffers(remove_duplicate=False):
+            if prefix + name in state:
+                # Buffers differ between ranks; a checkpoint holds the first rank's, not those of whichever rank was idle.
+                state[prefix + name] = state[prefix + name].detach()
+                state[prefix + name].__create_write_items__ = nothing_to_write
 
     def _as_local(self, _module: nn.Module, state: dict[str, Any], prefix: str, *_rest: Any) -> None:
         for slot in self.slots:
@@ -85,6 +94,11 @@ class ShardGuard:
             for name in (slot.fqn, *slot.aliases):
                 if info is not None and prefix + name in state:
                     state[prefix + name] = loaded_form(state[prefix + name], info, prefix + name)
+
+
+def nothing_to_write(_fqn: str, _tensor: torch.Tensor) -> list[Any]:
+    """The answer to torch's distributed checkpoint of a rank whose value is not the one to be saved."""
+    return []
 
 
 def _sharded(slot: StateSlot) -> bool:
