@@ -92,6 +92,7 @@ class GraphTrainer:
         self._sync = sync_module_states
         self._graphs = GraphCache(max_graphs)
         self._pre_hook: Callable[[], None] | None = None
+        self._hook_called = False
         self.device = resolve_device(device)
         self._partitioned = False
         self._mesh_known = False
@@ -206,10 +207,10 @@ class GraphTrainer:
             yield model
 
     def set_pytree_pre_hook(self, hook: Callable[[], None] | None) -> None:
-        """`hook()` is called before each capture: the place to register pytree nodes of the model's own types."""
+        """`hook()` is called once, before the first inputs are read: the place to register pytree nodes."""
         if hook is not None and not callable(hook):
             raise TypeError(f"the hook is a {type(hook).__name__}; it is called without arguments")
-        self._pre_hook = hook
+        self._pre_hook, self._hook_called = hook, False
 
     def to(self, device: str | torch.device) -> GraphTrainer:
         """Move model and later batches; before the first step only."""
@@ -295,6 +296,9 @@ class GraphTrainer:
             self._partition()
         step, fault = None, None
         try:
+            if self._pre_hook is not None and not self._hook_called:
+                self._hook_called = True
+                self._pre_hook()
             flat = self._placed(input, label)
             refuse_open_autocast()
             step = self._graphs.find(kind, flat, self._watch.key())
@@ -353,8 +357,6 @@ class GraphTrainer:
                 "a float in input or label changes from step to step and each value is captured anew; pass it as a 0-d "
                 "tensor"
             )
-        if self._pre_hook is not None:
-            self._pre_hook()
         with self._guard.open() if self._guard else contextlib.nullcontext():
             return capture(
                 self.model, self.train_fn, flat, with_backward=kind == "train", precision=self._precision

@@ -22,10 +22,11 @@ def resolve_device(asked: str | torch.device | None) -> torch.device:
     there = {"npu": _npu_there, "cuda": torch.cuda.is_available, "cpu": lambda: True}
     if asked is None:
         return torch.device(next(name for name in ("npu", "cuda", "cpu") if there[name]()))
-    device = torch.device(asked)
-    if device.type not in there:
-        raise ValueError(f"device={asked!r} is not supported; allowed: npu, cuda, cpu or None")
-    if not there[device.type]():
-        remedy = "install torch_npu and its driver" if device.type == "npu" else "install a CUDA build of torch"
-        raise RuntimeError(f"device={asked!r} was asked for, but no {device.type} is available; {remedy}, or use 'cpu'")
-    return device
+    # The name first: torch does not even know the word npu until torch_npu is imported.
+    kind = str(asked).partition(":")[0]
+    if kind not in there:
+        raise ValueError(f"device={str(asked)!r} is not supported; allowed: npu, cuda, cpu or None")
+    if not there[kind]():
+        remedy = "install torch_npu and its driver" if kind == "npu" else "install a CUDA build of torch"
+        raise RuntimeError(f"device={str(asked)!r} was asked for, but no {kind} is available; {remedy}, or use 'cpu'")
+    return torch.device(asked)
