@@ -71,7 +71,12 @@ def whole(value: torch.Tensor) -> torch.Tensor:
 
 
 def compare_with_eager(
-    rank: int, world: int, name: str, options: dict[str, Any], steps: int = 5, accumulation: int = 1,
+    rank: int,
+    world: int,
+    name: str,
+    options: dict[str, Any],
+    steps: int = 5,
+    accumulation: int = 1,
     clip: float | None = None,
 ) -> list[str]:
     """Train both, each rank on its own batches, and list every difference."""
@@ -137,8 +142,9 @@ def raises(kind: type[BaseException], *parts: str):
     try:
         yield
     except kind as error:
-        for part in parts:
-            assert part in str(error), f"{part!r} is not in {error}"
+        lacking = [part for part in parts if part not in str(error)]
+        if lacking:
+            raise AssertionError(f"{lacking} not in: {error}") from error
     else:
         raise AssertionError(f"no {kind.__name__} was raised")
 
@@ -225,7 +231,11 @@ def lengths_may_differ(rank: int, world: int) -> list[str]:
         optimizer.zero_grad()
         trainer.optimizer_step()
     theirs = eager.state_dict()
-    wrong += [name for name, value in trainer.state_dict()["model"].items() if not torch.equal(whole(value), whole(theirs[name]))]
+    wrong += [
+        name
+        for name, value in trainer.state_dict()["model"].items()
+        if not torch.equal(whole(value), whole(theirs[name]))
+    ]
     return wrong
 
 
@@ -332,7 +342,8 @@ def load_and_go_on(rank: int, world: int, name: str, folder: str) -> list[str]:
             state = trainer.state_dict()
             state["model"] = {fqn: saved[f"model.{fqn}"] for fqn in state["model"]}
             state["optimizer"]["state"] = {
-                fqn: {key: saved[f"{fqn}.{key}"] for key in values} for fqn, values in state["optimizer"]["state"].items()
+                fqn: {key: saved[f"{fqn}.{key}"] for key in values}
+                for fqn, values in state["optimizer"]["state"].items()
             }
             trainer.load_state_dict(state)
         else:
@@ -344,6 +355,7 @@ def load_and_go_on(rank: int, world: int, name: str, folder: str) -> list[str]:
     for step in range(2):
         losses = []
         for case, trainer in trainers:
+            torch.manual_seed(step)
             losses.append(trainer.train_step(*case.batch(2 * step)))
             trainer.optimizer_step()
         wrong += [] if torch.equal(*losses) else [f"loss {step}"]
@@ -353,7 +365,7 @@ def load_and_go_on(rank: int, world: int, name: str, folder: str) -> list[str]:
 
 def misfits(rank: int, world: int) -> None:
     """A state that does not fit changes nothing and is named."""
-    case, trainer = small()
+    _, trainer = small()
     good = trainer.state_dict()
     before = flat_state(good)
     with raises(ValueError, "missing ['norm.weight']"):
@@ -403,7 +415,7 @@ def on_meta(rank: int, world: int) -> None:
     batch = zoo._tokens(32)(0)
     with raises(RuntimeError, "layers.0.norm1.weight", "load_state_dict"):
         blank.train_step(*batch)
-    case, filled = small()
+    _, filled = small()
     blank.load_state_dict(filled.state_dict())
     assert torch.equal(blank.train_step(*batch), filled.train_step(*batch))
 
@@ -422,9 +434,7 @@ def in_a_context(rank: int, world: int) -> list[str]:
     def model() -> nn.Module:
         torch.manual_seed(0)
         built = nn.Module()
-        built.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 6)) for _ in range(2)
-        )
+        built.layers = nn.ModuleList(nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 6)) for _ in range(2))
         built.head = nn.Linear(6, 5)
         for layer in built.layers:
             parallelize_module(layer, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
@@ -443,9 +453,7 @@ def in_a_context(rank: int, world: int) -> list[str]:
     from hp_compile import FSDPModuleConfig, PassPlan
 
     plan = PassPlan({"head": FSDPModuleConfig()}, {"layers.*": FSDPModuleConfig()})
-    trainer = GraphTrainer(
-        mine, train_fn, PassConfig(), plan, {"lr": 1e-2}, "cpu", SimpleNamespace(device_mesh=mesh)
-    )
+    trainer = GraphTrainer(mine, train_fn, PassConfig(), plan, {"lr": 1e-2}, "cpu", SimpleNamespace(device_mesh=mesh))
     optimizer = torch.optim.Adam(eager.parameters(), lr=1e-2, foreach=False)
     wrong = []
     for step in range(3):
@@ -467,6 +475,76 @@ def in_a_context(rank: int, world: int) -> list[str]:
         if isinstance(value, DTensor) and value.placements != theirs[name].placements:
             wrong.append(f"{name}: {value.placements} against {theirs[name].placements}")
     return wrong
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """Megatron's pair: the sum over the tensor-parallel group forward, nothing backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        from torch.distributed._functional_collectives import all_reduce
+
+        return all_reduce(x, "sum", group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None
+
+
+class _PlainParallel(nn.Module):
+    """A pair of linear layers whose weights are this rank's plain parts."""
+
+    def __init__(self, up: torch.Tensor, down: torch.Tensor, group: Any) -> None:
+        super().__init__()
+        self.up, self.down, self.group = nn.Parameter(up), nn.Parameter(down), group
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.linear(torch.nn.functional.linear(x, self.up).relu(), self.down)
+        return (_SumOverRanks.apply(y, self.group) if self.group is not None else y) * self.scale
+
+
+def plain_shards(rank: int, world: int) -> None:
+    """G18: plain tensor-parallel parts with declared placements are clipped and saved as what they are."""
+    from types import SimpleNamespace
+
+    from torch.distributed.tensor import Shard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp_shard", "tp"))
+    at = mesh["tp"].get_local_rank()
+    torch.manual_seed(0)
+    up, down = torch.randn(8, 6), torch.randn(6, 8)
+    one = _PlainParallel(up.clone(), down.clone(), None)
+    x = torch.randn(4, 6)
+
+    def start(declared: Any) -> tuple[nn.Module, GraphTrainer]:
+        model = _PlainParallel(up.chunk(2, 0)[at].clone(), down.chunk(2, 1)[at].clone(), mesh["tp"].get_group())
+        context = SimpleNamespace(fsdp_non_moe_mesh=mesh, **({"tp_placements": declared} if declared else {}))
+        config = {"lr": 1e-2, "grad_clip": 0.1}
+        return model, GraphTrainer(model, zoo.square_loss, PassConfig(), None, config, "cpu", context)
+
+    _, silent = start(None)
+    silent.train_step(x, None)
+    for call in (silent.optimizer_step, silent.state_dict):
+        with raises(RuntimeError, "undeclared placement", "tp_placements"):
+            call()
+    _, trainer = start({"up": Shard(0), "down": Shard(1)})
+    optimizer = torch.optim.Adam(one.parameters(), lr=1e-2)
+    for _ in range(3):
+        zoo.square_loss(one, x, None).backward()
+        expected = nn.utils.clip_grad_norm_(one.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        trainer.train_step(x, None)
+        torch.testing.assert_close(trainer.optimizer_step(), expected, rtol=1e-6, atol=0)
+    state = trainer.state_dict()["model"]
+    for name, parameter in one.named_parameters():
+        torch.testing.assert_close(whole(state[name]), parameter.detach(), rtol=1e-4, atol=1e-5)
+    kept = {name: whole(value).clone() for name, value in state.items()}
+    _, other = start({"up": Shard(0), "down": Shard(1)})
+    _ = other.optimizer
+    other.model.load_state_dict(kept)
+    assert all(torch.equal(whole(value), kept[name]) for name, value in other.state_dict()["model"].items())
 
 
 def in_groups(rank: int, world: int) -> list[str]:

@@ -52,7 +52,10 @@ def run_world(fn: Callable[..., Any], world_size: int, *args: Any, timeout: floa
                 good, value = pipes[rank].recv()
             except EOFError:
                 processes[rank].join(5)
-                good, value = False, f"died with exit code {processes[rank].exitcode}\n{_stack(processes[rank], folder / str(rank))}"
+                good, value = (
+                    False,
+                    f"died with exit code {processes[rank].exitcode}\n{_stack(processes[rank], folder / str(rank))}",
+                )
             if good:
                 results[rank] = value
             else:

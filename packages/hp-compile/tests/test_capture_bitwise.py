@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import importlib.util
 
+import graph_zoo as zoo
 import pytest
 import torch
-import graph_zoo as zoo
 
 from hp_compile.tracer.capture import run_traced_graph, trace_model_graph
 
@@ -49,7 +49,5 @@ def test_loss_gradients_and_buffers_are_those_of_eager(name):
             parameter.grad = grads[fqn]
         for optimizer in optimizers:
             optimizer.step()
-        for (fqn, mine), theirs in zip(
-            case.model.state_dict().items(), eager.state_dict().values(), strict=True
-        ):
+        for (fqn, mine), theirs in zip(case.model.state_dict().items(), eager.state_dict().values(), strict=True):
             assert torch.equal(mine, theirs), fqn

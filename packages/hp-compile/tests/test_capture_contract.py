@@ -76,8 +76,11 @@ def test_state_is_leading_placeholders_and_no_parameter_is_an_attribute():
 def test_backward_nodes_are_tagged_and_carry_the_module_of_their_forward_node():
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     joint = trace_model_graph(model, square, torch.randn(5, 4), None)
-    marks = {(n.meta["hp_module"], bool(n.meta.get("hp_backward"))) for n in joint.graph_module.graph.nodes
-             if n.op == "call_function" and "mm" in str(n.target)}
+    marks = {
+        (n.meta["hp_module"], bool(n.meta.get("hp_backward")))
+        for n in joint.graph_module.graph.nodes
+        if n.op == "call_function" and "mm" in str(n.target)
+    }
     assert {("0", False), ("0", True), ("2", False), ("2", True)} <= marks
 
 
@@ -134,7 +137,9 @@ def test_a_branch_on_data_names_the_line_of_the_user():
                 x = x + 1
             return super().forward(x)
 
-    with pytest.raises(RuntimeError, match=r"test_capture_contract\.py:\d+: `if x\.sum\(\) > 0:  # the line`.*torch\.where"):
+    with pytest.raises(
+        RuntimeError, match=r"test_capture_contract\.py:\d+: `if x\.sum\(\) > 0:  # the line`.*torch\.where"
+    ):
         trace_model_graph(Branching(2, 2), square, torch.ones(4, 2), None)
     with pytest.raises(RuntimeError, match=r"`return m\(x\[x > 0\]\)\.sum\(\)`|shape that depends on values"):
         trace_model_graph(nn.Linear(2, 2), lambda m, x, y: m(x[x > 0]).sum(), torch.ones(4, 2), None)

@@ -70,7 +70,10 @@ def test_a_pass_that_breaks_the_graph_is_named():
             return None
 
     model = nn.Linear(2, 2)
-    for item, said in ((Breaking(), "'breaking' left a graph that does not lint"), (Losing(), "'losing' returned NoneType")):
+    for item, said in (
+        (Breaking(), "'breaking' left a graph that does not lint"),
+        (Losing(), "'losing' returned NoneType"),
+    ):
         joint = trace_model_graph(model, lambda m, x, y: m(x).sum(), torch.ones(2, 2), None)
         with pytest.raises(RuntimeError, match=said):
             PassPipeline([item]).run(joint.graph_module, model=model, joint_graph=joint)
@@ -112,7 +115,7 @@ def test_the_pipeline_builds_without_torch():
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from hp_compile import GraphPass, PassPipeline, PassConfig\n"
-        "class Own(GraphPass):\n    name = 'own'\n    def run(self, graph_module, pass_config, **context): return graph_module\n"
+        "class Own(GraphPass):\n    name = 'own'\n    def run(self, graph_module, pass_config, **context): pass\n"
         "pipeline = PassPipeline([Own()], pass_config=PassConfig())\n"
         "pipeline.insert_after('own', Own())\nassert pipeline.names() == ['own', 'own']\n"
     )
@@ -121,7 +124,7 @@ def test_the_pipeline_builds_without_torch():
 
 
 def test_pipeline_parallelism_is_refused_until_it_exists():
-    with pytest.raises(NotImplementedError, match="pp_enabled=True.*not available yet"):
+    with pytest.raises(NotImplementedError, match=r"pp_enabled=True.*not available yet"):
         GraphTrainer(nn.Linear(2, 2), lambda m, x, y: m(x).sum(), PassConfig(pp_enabled=True), device="cpu")
 
 

@@ -42,3 +42,7 @@ def test_trainers_on_sub_groups_do_not_hear_of_each_other():
 
 def test_a_model_on_meta_is_sharded_then_drawn_or_loaded():
     run_world(jobs.on_meta, 2)
+
+
+def test_plain_tensor_parallel_parts_are_clipped_and_saved_only_with_declared_placements():
+    run_world(jobs.plain_shards, 4)

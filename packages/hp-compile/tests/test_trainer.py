@@ -33,7 +33,10 @@ def test_training_equals_adam_on_plain_autograd(accumulation):
     optimizer = torch.optim.Adam(eager.parameters(), **settings)
     seen = []
     losses = run.train(
-        data(), log_interval=1, log_fn=lambda step, metrics: seen.append((step, metrics)), accumulation_steps=accumulation
+        data(),
+        log_interval=1,
+        log_fn=lambda step, metrics: seen.append((step, metrics)),
+        accumulation_steps=accumulation,
     )
     expected, norms = [], []
     for start in range(0, 6, accumulation):

@@ -23,7 +23,7 @@ from hp_compile.pass_config import PassConfig
 from hp_compile.pass_plan import PassPlan
 from hp_compile.passes.parallel.fsdp_pass import collective_schedule
 from hp_compile.passes.parallel.reducer import LocalGradients
-from hp_compile.passes.parallel.shards import partition_model
+from hp_compile.passes.parallel.shards import partition_model, plain_tensor_parallel
 from hp_compile.passes.parallel.units import Unit, capture_precision, resolve_units
 from hp_compile.passes.pipeline import PassPipeline
 from hp_compile.tracer.capture import TrainFn, capture
@@ -81,7 +81,9 @@ class GraphTrainer:
             if not isinstance(value, wanted):
                 raise TypeError(f"{name} is a {type(value).__name__}; see the signature of GraphTrainer")
         if not callable(train_fn):
-            raise TypeError(f"train_fn is a {type(train_fn).__name__}; it must be train_fn(model, input, label) -> loss")
+            raise TypeError(
+                f"train_fn is a {type(train_fn).__name__}; it must be train_fn(model, input, label) -> loss"
+            )
         self.model, self.train_fn = model, train_fn
         self._config = copy.copy(pass_config)
         self.pipeline = PassPipeline.from_config(self._config, pass_plan)
@@ -194,8 +196,8 @@ class GraphTrainer:
                 break
         if pending:
             raise ValueError(
-                f"the dataloader ended after {len(pending)} of {accumulation_steps} batches of a step; their gradients are "
-                "held: give full groups, or call optimizer_step() yourself"
+                f"the dataloader ended after {len(pending)} of {accumulation_steps} batches of a step; their gradients "
+                "are held: give full groups, or call optimizer_step() yourself"
             )
         return losses
 
@@ -215,7 +217,9 @@ class GraphTrainer:
     def to(self, device: str | torch.device) -> GraphTrainer:
         """Move model and later batches; before the first step only."""
         if self._partitioned:
-            raise RuntimeError("to() after compile: graphs, shards and optimizer live on the old device; call it before")
+            raise RuntimeError(
+                "to() after compile: graphs, shards and optimizer live on the old device; call it before"
+            )
         self.device = resolve_device(device)
         if not any(parameter.is_meta for parameter in self.model.parameters()):
             self.model.to(self.device)
@@ -333,9 +337,7 @@ class GraphTrainer:
     def _resolve(self) -> None:
         """What needs no communication first: faults of model and plan are raised before the mesh is built."""
         refuse_what_capture_would_skip(self.model)
-        self._units: list[Unit] = resolve_units(
-            self.model, self._plan, reshard=self._config.fsdp_reshard_after_forward
-        )
+        self._units: list[Unit] = resolve_units(self.model, self._plan, reshard=self._config.fsdp_reshard_after_forward)
         self._mesh, self._config = resolve_mesh(self._config, self._mesh_context, self.device.type)
         self.pipeline.pass_config = self._config
         self._precision = capture_precision(self.model, self._units, self._config)
@@ -358,9 +360,7 @@ class GraphTrainer:
                 "tensor"
             )
         with self._guard.open() if self._guard else contextlib.nullcontext():
-            return capture(
-                self.model, self.train_fn, flat, with_backward=kind == "train", precision=self._precision
-            )
+            return capture(self.model, self.train_fn, flat, with_backward=kind == "train", precision=self._precision)
 
     def _partition(self) -> None:
         """Shard the live parameters, once; then the optimizer on the shards."""
@@ -378,8 +378,7 @@ class GraphTrainer:
                     f"rank {self._mesh.rank} of the data-parallel group: the ranks start from different weights "
                     f"({', '.join(different[:5])}); seed every rank alike, or pass sync_module_states=True"
                 )
-            declared = getattr(self._mesh_context, "tp_placements", None)
-            partition_model(self.model, self._units, self._mesh, declared)
+            partition_model(self.model, self._units, self._mesh, plain_tensor_parallel(self.model, self._mesh_context))
         if on_meta:
             materialize(self.model, self.device, self._mesh)
             self._unready = unready(self.model, on_meta)
@@ -393,9 +392,7 @@ class GraphTrainer:
         self._partitioned = True
 
     def _finish_step(self, kind: str, flat: FlatInputs, joint: JointGraph) -> CompiledStep:
-        graph_module = self.pipeline.run(
-            joint.graph_module, model=self.model, joint_graph=joint, mesh=self._mesh
-        )
+        graph_module = self.pipeline.run(joint.graph_module, model=self.model, joint_graph=joint, mesh=self._mesh)
         schedule = collective_schedule(graph_module)
         return CompiledStep(kind, flat, self._watch.key(), joint, graph_module, schedule, schedule_hash(schedule))
 
@@ -403,7 +400,9 @@ class GraphTrainer:
         rows = report.unit_rows(step.graph_module, self._units, scan_state(self.model))
         names = self.pipeline.names()
         line = report.summary_line(step.graph_module, step.joint, names, rows, scan_state(self.model), self._mesh)
-        again = "" if len(self._graphs) == 1 else f" (signature {len(self._graphs)} of at most {self._graphs.max_graphs})"
+        again = (
+            "" if len(self._graphs) == 1 else f" (signature {len(self._graphs)} of at most {self._graphs.max_graphs})"
+        )
         log.info("%s%s", line, again)
 
     def _run(self, step: CompiledStep, flat: FlatInputs) -> list[torch.Tensor]:

@@ -246,7 +246,7 @@ def _full_stride(slot: StateSlot) -> tuple[int, ...]:
 def _as_model_sees_it(slot: StateSlot, traced: torch.Tensor) -> torch.Tensor:
     """A tensor-parallel parameter is traced as its local part and seen by the model as the DTensor it is."""
     info = shard_info(slot.tensor)
-    if info is not None and info.tp_mesh is not None:
+    if info is not None and info.tp_mesh is not None and not info.plain:
         mesh, placements, shape, stride = info.tp_mesh, info.tp_placements, info.global_shape, info.global_stride
     elif isinstance(slot.tensor, DTensor):
         live = slot.tensor

@@ -30,6 +30,7 @@ class ShardInfo:
         sharded: False for a replica.
         shard_dim_of_mesh: which dim of `mesh` is the shard axis.
         tp_mesh, tp_placements: what the parameter was before, if it was a DTensor.
+        plain: the tensor-parallel part was a plain tensor with a declared placement; forward sees it as one.
         placement_known: False for a plain tensor-parallel shard whose placement was not declared.
     """
 
@@ -44,6 +45,7 @@ class ShardInfo:
     tp_mesh: Any = None
     tp_placements: tuple[Any, ...] = ()
     shard_dim_of_mesh: int = 0
+    plain: bool = False
     placement_known: bool = True
 
 

@@ -40,9 +40,9 @@ def load_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer
     theirs = [list(group["params"]) for group in given["param_groups"]]
     if mine != theirs:
         raise ValueError(
-            f"the loaded optimizer has {len(theirs)} parameter groups over {sum(map(len, theirs))} parameters, this one "
-            f"{len(mine)} over {sum(map(len, mine))}, or their names differ: {_difference(mine, theirs)}; load a state "
-            "that the same model and optimizer saved"
+            f"the loaded optimizer has {len(theirs)} parameter groups over {sum(map(len, theirs))} parameters, this "
+            f"one {len(mine)} over {sum(map(len, mine))}, or their names differ: {_difference(mine, theirs)}; load a "
+            "state that the same model and optimizer saved"
         )
     loaded: dict[str, dict[str, Any]] = {}
     for fqn, values in given["state"].items():
@@ -66,8 +66,8 @@ def check_model_state(slots: list[StateSlot], given: dict[str, Any], buffers: se
     missing, unexpected = sorted(wanted - set(given)), sorted(set(given) - wanted)
     if missing or unexpected:
         raise ValueError(
-            f"the loaded model state does not fit: missing {missing or 'nothing'}, unexpected {unexpected or 'nothing'}; "
-            "load a state of the same model"
+            f"the loaded model state does not fit: missing {missing or 'nothing'}, unexpected {unexpected or 'nothing'}"
+            "; load a state of the same model"
         )
     shapes = {name: slot for slot in slots for name in (slot.fqn, *slot.aliases)}
     for name, value in given.items():

@@ -66,7 +66,7 @@ class GraphCache:
         return next((step for step in reversed(self._steps.values()) if step.kind == kind), None)
 
     def differs_only_in_floats(self, kind: str, flat: FlatInputs) -> bool:
-        """Whether another graph has the same inputs but for the value of a float: it will be captured again and again."""
+        """Whether another graph has the same inputs but for the value of a float: each value is captured anew."""
         for step in self._steps.values():
             if step.kind != kind or step.flat.spec != flat.spec or step.flat.key == flat.key:
                 continue

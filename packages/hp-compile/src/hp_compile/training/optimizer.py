@@ -38,7 +38,9 @@ class OptimizerConfig:
         config = cls(**(given or {}))
         clip = config.grad_clip
         if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip > 0):
-            raise ValueError(f"optimizer_config['grad_clip']={clip!r} is not allowed; allowed: None or a number above 0")
+            raise ValueError(
+                f"optimizer_config['grad_clip']={clip!r} is not allowed; allowed: None or a number above 0"
+            )
         return config
 
 
@@ -78,8 +80,8 @@ def clip_gradients(params: Iterable[nn.Parameter], max_norm: float) -> torch.Ten
         info = shard_info(parameter)
         if info is not None and not info.placement_known:
             raise RuntimeError(
-                f"parameter {info.fqn!r} is a plain tensor-parallel shard of undeclared placement, so the global norm is "
-                "unknown; declare it in mesh_context.tp_placements, or use a DTensor"
+                f"parameter {info.fqn!r} is a plain tensor-parallel shard of undeclared placement, so the global norm "
+                "is unknown; declare it in mesh_context.tp_placements, or use a DTensor"
             )
         grads.append(parameter.grad if info is None else as_dtensor(parameter.grad, info))
     total = _total_norm(grads)

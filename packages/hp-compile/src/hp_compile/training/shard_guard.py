@@ -67,8 +67,8 @@ class ShardGuard:
     def _refuse(self, module: nn.Module, _args: Any) -> None:
         if not self._open:
             raise RuntimeError(
-                f"{type(module).__name__}: the model's parameters are sharded by GraphTrainer and forward cannot run on "
-                "shards; use trainer.eval_step(input, label) for a loss, or `with trainer.full_params():` for whole "
+                f"{type(module).__name__}: the model's parameters are sharded by GraphTrainer and forward cannot run "
+                "on shards; use trainer.eval_step(input, label) for a loss, or `with trainer.full_params():` for whole "
                 "parameters"
             )
 
@@ -84,7 +84,7 @@ class ShardGuard:
             return
         for name, _ in self.model.named_buffers(remove_duplicate=False):
             if prefix + name in state:
-                # Buffers differ between ranks; a checkpoint holds the first rank's, not those of whichever rank was idle.
+                # Buffers differ between ranks; a checkpoint holds the first rank's, not whichever rank's was idle.
                 state[prefix + name] = state[prefix + name].detach()
                 state[prefix + name].__create_write_items__ = nothing_to_write
 
@@ -110,8 +110,8 @@ def saved_form(local: torch.Tensor, info: ShardInfo) -> torch.Tensor:
     """A DTensor over the live local shard for what is sharded; a replica stays a plain tensor."""
     if not info.placement_known:
         raise RuntimeError(
-            f"parameter {info.fqn!r} is a plain tensor-parallel shard of undeclared placement and cannot be saved as part "
-            "of a whole; declare it in mesh_context.tp_placements, or use a DTensor"
+            f"parameter {info.fqn!r} is a plain tensor-parallel shard of undeclared placement and cannot be saved as "
+            "part of a whole; declare it in mesh_context.tp_placements, or use a DTensor"
         )
     if local.shape == info.global_shape and not info.sharded and info.tp_mesh is None:
         return local

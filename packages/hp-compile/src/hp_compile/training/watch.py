@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hp_compile import _torch_compat as compat
-from hp_compile.tracer.state import StateSlot, scan_state
+from hp_compile.tracer.state import scan_state
 
 
 class ModelWatch:

@@ -201,17 +201,21 @@ class _Rewrite:
                 backward.update({fqn: late} if late else {})
             else:
                 backward[fqn] = late
+        early: dict[str, Node] = {}
         if forward:
             first = min((user for users in forward.values() for user in users), key=self._at)
             region: Region = "backward" if is_backward(first) else "forward"
-            gathered = self._insert_gather(unit, list(forward), first, region)
+            early = self._insert_gather(unit, list(forward), first, region)
             for fqn, users in forward.items():
                 for user in users:
-                    user.replace_input_with(self._source_of(fqn), gathered[fqn])
+                    user.replace_input_with(self._source_of(fqn), early[fqn])
         if backward:
             first = min((user for pairs in backward.values() for user, _ in pairs), key=self._at)
             gathered = self._insert_gather(unit, list(backward), first, "backward")
-            self._rebuild_views(backward, gathered, first)
+            again = {self._source_of(fqn): gathered[fqn] for fqn in backward}
+            # Views in forward hang on the first gather by now.
+            again.update({early[fqn]: gathered[fqn] for fqn in backward if fqn in early})
+            self._rebuild_views(backward, again, first)
         for fqn in fqns:
             source = self._source_of(fqn)
             if source is not self.state[fqn] and not source.users:
@@ -230,9 +234,7 @@ class _Rewrite:
         rows = [-(-full[fqn][0] // axis.size) for fqn in fqns]
         numel = sum(count * axis.size * full[fqn][1:].numel() for fqn, count in zip(fqns, rows, strict=True))
         shards: Any = [self.state[fqn] for fqn in fqns]
-        whole = all(
-            full[fqn][0] % axis.size == 0 and self.state[fqn].meta["val"].dtype == dtype for fqn in fqns
-        )
+        whole = all(full[fqn][0] % axis.size == 0 and self.state[fqn].meta["val"].dtype == dtype for fqn in fqns)
         tag = self._tagger("all_gather", unit.fqn, region, axis, dtype, numel)
         gathered = {}
         with self.graph.inserting_before(before):
@@ -256,11 +258,8 @@ class _Rewrite:
                 gathered[fqn] = ready
         return gathered
 
-    def _rebuild_views(
-        self, uses: dict[str, list[tuple[Node, Node]]], gathered: dict[str, Node], before: Node
-    ) -> None:
+    def _rebuild_views(self, uses: dict[str, list[tuple[Node, Node]]], rebuilt: dict[Node, Node], before: Node) -> None:
         """Backward reads views that forward made of the parameter: make them again from the second gather."""
-        rebuilt: dict[Node, Node] = {self._source_of(fqn): gathered[fqn] for fqn in uses}
 
         def rebuild(node: Node) -> Node:
             if node not in rebuilt:
@@ -422,4 +421,3 @@ def collective_schedule(graph_module: GraphModule) -> list[tuple[Any, ...]]:
             shape = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
             schedule.append((str(node.target), shape))
     return schedule
-

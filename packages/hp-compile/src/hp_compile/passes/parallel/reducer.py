@@ -23,18 +23,14 @@ from hp_compile.training.agreement import HIT, Agreement, schedule_hash
 class LocalGradients:
     """Accumulators by parameter name; equal to FSDP2 with gradient sync off until the last micro-batch."""
 
-    def __init__(
-        self, model: nn.Module, units: list[Unit], config: PassConfig, mesh: DataParallelMesh | None
-    ) -> None:
+    def __init__(self, model: nn.Module, units: list[Unit], config: PassConfig, mesh: DataParallelMesh | None) -> None:
         self._slots = {slot.fqn: slot for slot in scan_state(model) if slot.is_param}
         self._units, self._config, self._mesh = units, config, mesh
         self._held: dict[str, torch.Tensor] = {}
 
     @torch.no_grad()
     def add(self, joint: JointGraph, outputs: list[torch.Tensor]) -> None:
-        grads = {
-            label.fqn: grad for label, grad in zip(joint.outputs, outputs, strict=True) if label.kind == "grad"
-        }
+        grads = {label.fqn: grad for label, grad in zip(joint.outputs, outputs, strict=True) if label.kind == "grad"}
         for fqn, grad in grads.items():
             if grad.shape != self._slots[fqn].full_shape:
                 raise RuntimeError(
