@@ -2,43 +2,43 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import graph_jobs as jobs
 import graph_zoo as zoo
-import pytest
 from graph_world import run_world
 
-
-@pytest.mark.parametrize("world", [2, 3, 8])
-def test_fsdp_equals_fully_shard(world):
-    names = zoo.OWN
-    found = run_world(jobs.many, world, [(name, {}) for name in names])
-    assert found == [{}] * world
+MIXED = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
+LATE = {"reduce_every": "optimizer_step"}
+HSDP = {"dp_mode": "hsdp", "fsdp_degree": 4}
+TRANSFORMERS = zoo.TRANSFORMERS if importlib.util.find_spec("transformers") else []
 
 
-def test_ddp_mixed_precision_sum_accumulation_and_clipping_equal_their_counterparts_on_three_ranks():
-    mixed = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
-    late = {"reduce_every": "optimizer_step"}
-    found = run_world(
-        jobs.many,
+def equal(world: int, *cases: tuple[object, ...]) -> None:
+    assert run_world(jobs.many, world, list(cases), timeout=580) == [{}] * world
+
+
+def test_every_model_equals_fully_shard_on_two_ranks():
+    equal(2, *[(name, {}) for name in [*zoo.OWN, *TRANSFORMERS]])
+
+
+def test_fsdp_ddp_mixed_precision_sum_accumulation_and_clipping_equal_their_counterparts_on_three_ranks():
+    equal(
         3,
-        [
-            ("decoder", {"dp_mode": "ddp"}),
-            ("norm_dropout", {"dp_mode": "ddp"}),
-            ("decoder", mixed),
-            ("tied", {"param_dtype": "bfloat16"}),
-            ("decoder", {"grad_reduce": "sum"}),
-            ("decoder", {}, {"accumulation": 3}),
-            ("decoder", {**late, **mixed}, {"accumulation": 3}),
-            ("decoder", late, {"accumulation": 3}),
-            ("decoder", {}, {"clip": 0.1}),
-        ],
-        timeout=400,
+        ("uneven", {}),
+        ("tied", {}),
+        ("norm_dropout", {}),
+        ("decoder", {"dp_mode": "ddp"}),
+        ("norm_dropout", {"dp_mode": "ddp"}),
+        ("decoder", MIXED),
+        ("tied", {"param_dtype": "bfloat16"}),
+        ("decoder", {"grad_reduce": "sum"}),
+        ("decoder", {}, {"accumulation": 3}),
+        ("decoder", {**LATE, **MIXED}, {"accumulation": 3}),
+        ("decoder", LATE, {"accumulation": 3}),
+        ("decoder", {}, {"clip": 0.1}),
     )
-    assert found == [{}] * 3
 
 
-def test_hsdp_equals_two_dimensional_fully_shard_on_eight_ranks():
-    mixed = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
-    hsdp = {"dp_mode": "hsdp", "fsdp_degree": 4}
-    found = run_world(jobs.many, 8, [("decoder", hsdp), ("tied", {**hsdp, **mixed})], timeout=400)
-    assert found == [{}] * 8
+def test_fsdp_and_hsdp_equal_one_and_two_dimensional_fully_shard_on_eight_ranks():
+    equal(8, ("decoder", {}), ("uneven", {}), ("decoder", HSDP), ("tied", {**HSDP, **MIXED}))

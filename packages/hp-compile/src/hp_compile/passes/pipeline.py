@@ -88,7 +88,7 @@ class PassPipeline(list[NamedPass]):
     def run(
         self, graph_module: GraphModule, *, model: nn.Module, joint_graph: Any = None, mesh: Any = None
     ) -> GraphModule:
-        """Run every pass in order; the graph is linted and recompiled after each.
+        """Run every pass in order; the graph is linted after each and compiled after the last.
 
         Raises:
             RuntimeError: a pass returned no graph module, or one that does not lint (the pass is named).
@@ -111,8 +111,8 @@ class PassPipeline(list[NamedPass]):
                 graph_module.graph.lint()
             except RuntimeError as error:
                 raise RuntimeError(f"pass {item.name!r} left a graph that does not lint: {error}") from error
-            graph_module.recompile()
             dump.write(item.name, graph_module)
+        graph_module.recompile()
         return graph_module
 
     def _position(self, name: str) -> int:

@@ -6,6 +6,7 @@ In: a model, a `train_fn(model, input, label) -> loss` and one sample. Out: a `J
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -67,7 +68,10 @@ def trace_model_graph(model: nn.Module, train_fn: TrainFn, input: Any, label: An
         ValueError: the loss is not a floating scalar, or needs no gradient.
         RuntimeError: the model cannot be captured; the text names what and where.
     """
-    return capture(model, train_fn, flatten_inputs(input, label))
+    joint = capture(model, train_fn, flatten_inputs(input, label))
+    joint.graph_module.graph.lint()
+    joint.graph_module.recompile()
+    return joint
 
 
 def run_traced_graph(
@@ -117,9 +121,20 @@ def capture(
     with_backward: bool = True,
     precision: CapturePrecision | None = None,
 ) -> JointGraph:
-    """The work behind `trace_model_graph`; also for forward alone, and for a model that is already sharded."""
+    """The work behind `trace_model_graph`; also for forward alone, and for a model that is already sharded.
+
+    The graph is not compiled yet: passes follow.
+    """
     started = time.perf_counter()
-    precision = precision or CapturePrecision()
+    with _no_collections():
+        joint = _capture(model, train_fn, flat, with_backward, precision or CapturePrecision())
+    joint.seconds = time.perf_counter() - started
+    return joint
+
+
+def _capture(
+    model: nn.Module, train_fn: TrainFn, flat: FlatInputs, with_backward: bool, precision: CapturePrecision
+) -> JointGraph:
     refuse_what_capture_would_skip(model)
     slots = scan_state(model)
     fake_mode = compat.new_fake_mode()
@@ -150,8 +165,6 @@ def capture(
     strides = {slot.fqn: _full_stride(slot) for slot in slots}
     give_outputs_their_own_storage(graph_module, labels, strides)
     graph_module.meta["hp_key"] = flat.key
-    graph_module.graph.lint()
-    graph_module.recompile()
     return JointGraph(
         graph_module=graph_module,
         state_fqns=tuple(slot.fqn for slot in slots),
@@ -164,8 +177,19 @@ def capture(
         reduce_dtypes=dict(precision.reduce_dtype),
         aliases={alias: slot.fqn for slot in slots for alias in slot.aliases},
         nodes_captured=len(graph_module.graph.nodes),
-        seconds=time.perf_counter() - started,
     )
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Garbage collection during a trace walks the growing graph again and again, and finds nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class _Step:
