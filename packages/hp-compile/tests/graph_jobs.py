@@ -547,6 +547,36 @@ def plain_shards(rank: int, world: int) -> None:
     assert all(torch.equal(whole(value), kept[name]) for name, value in other.state_dict()["model"].items())
 
 
+def outside_the_plan(rank: int, world: int) -> list[str]:
+    """G12: what the plan leaves out is replicated and averaged in one flat buffer, children first."""
+    from hp_compile import FSDPModuleConfig, PassPlan
+
+    case, trainer = small(pass_plan=PassPlan({}, {"layers.*": FSDPModuleConfig()}))
+    eager = copy.deepcopy(case.model)
+    for layer in eager.layers:
+        fully_shard(layer)
+    rest = [eager.embed.weight, eager.norm.weight, eager.head.weight]
+    optimizer = torch.optim.Adam(eager.parameters(), lr=1e-2, foreach=False)
+    wrong = []
+    for step in range(3):
+        input, label = case.batch(step + 10 * rank)
+        expected = case.train_fn(eager, input, label)
+        expected.backward()
+        flat = torch.cat([parameter.grad.flatten() for parameter in rest])
+        dist.all_reduce(flat, op=dist.ReduceOp.AVG)
+        for parameter, part in zip(rest, flat.split([parameter.numel() for parameter in rest]), strict=True):
+            parameter.grad.copy_(part.view_as(parameter))
+        wrong += [] if torch.equal(trainer.train_step(input, label), expected) else [f"loss {step}"]
+        trainer.optimizer_step()
+        optimizer.step()
+        optimizer.zero_grad()
+    theirs = eager.state_dict()
+    wrong += [n for n, v in trainer.state_dict()["model"].items() if not torch.equal(whole(v), whole(theirs[n]))]
+    with raises(RuntimeError, "already partitioned by another GraphTrainer"):
+        GraphTrainer(case.model, case.train_fn, PassConfig(), device="cpu").train_step(*case.batch(0))
+    return wrong
+
+
 def in_groups(rank: int, world: int) -> list[str]:
     """Two sub-groups of the world, a trainer on each: as if each group were alone."""
     from types import SimpleNamespace

@@ -118,6 +118,9 @@ def test_the_pipeline_builds_without_torch():
         "class Own(GraphPass):\n    name = 'own'\n    def run(self, graph_module, pass_config, **context): pass\n"
         "pipeline = PassPipeline([Own()], pass_config=PassConfig())\n"
         "pipeline.insert_after('own', Own())\nassert pipeline.names() == ['own', 'own']\n"
+        "pipeline = PassPipeline.from_config(PassConfig(enable_overlap=False))\n"
+        "pipeline.insert_after('fsdp', Own())\n"
+        "assert pipeline.names() == ['dead_code_elimination', 'canonicalize_graph', 'fsdp', 'own']\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -46,3 +46,7 @@ def test_a_model_on_meta_is_sharded_then_drawn_or_loaded():
 
 def test_plain_tensor_parallel_parts_are_clipped_and_saved_only_with_declared_placements():
     run_world(jobs.plain_shards, 4)
+
+
+def test_what_the_plan_leaves_out_is_replicated_and_averaged():
+    assert run_world(jobs.outside_the_plan, 3) == [[]] * 3

@@ -168,3 +168,38 @@ def test_a_hook_before_capture_can_register_a_pytree_node():
     input, label = data(1)[0]
     assert torch.equal(run.train_step(Pair(input, label), None), loss_fn(model, input, label))
     assert called
+
+
+def test_a_pass_that_drops_an_output_is_found_before_anything_is_assigned():
+    class Dropping:
+        name = "dropping"
+
+        def run(self, graph_module, pass_config, **context):
+            output = next(node for node in reversed(graph_module.graph.nodes) if node.op == "output")
+            output.args = (output.args[0][:-1],)
+            return graph_module
+
+    run = trainer()
+    run.pipeline.append(Dropping())
+    with pytest.raises(RuntimeError, match="2 values for 3 outputs; a pass"):
+        run.train_step(*data(1)[0])
+    assert all(parameter.grad is None for parameter in run.model.parameters())
+
+
+def test_a_gradient_of_another_shape_is_not_assigned():
+    class Flattening:
+        name = "flattening"
+
+        def run(self, graph_module, pass_config, **context):
+            output = next(node for node in reversed(graph_module.graph.nodes) if node.op == "output")
+            results = list(output.args[0])
+            with graph_module.graph.inserting_before(output):
+                results[1] = graph_module.graph.call_function(torch.ops.aten.view.default, (results[1], [-1]))
+            output.args = (results,)
+            return graph_module
+
+    run = trainer()
+    run.pipeline.append(Flattening())
+    with pytest.raises(RuntimeError, match=r"gradient of 'weight' has shape \(6,\).*nothing was assigned"):
+        run.train_step(*data(1)[0])
+    assert all(parameter.grad is None for parameter in run.model.parameters())

@@ -30,7 +30,7 @@ from hp_compile.tracer.capture import TrainFn, capture
 from hp_compile.tracer.checks import refuse_open_autocast, refuse_what_capture_would_skip
 from hp_compile.tracer.joint_graph import JointGraph
 from hp_compile.tracer.signature import FlatInputs, flatten_inputs
-from hp_compile.tracer.state import local_tensor, scan_state
+from hp_compile.tracer.state import local_tensor, scan_state, shard_info
 from hp_compile.training import checkpoint, report
 from hp_compile.training.agreement import FAULT, HIT, MISS, Agreement, schedule_hash
 from hp_compile.training.device import resolve_device
@@ -337,6 +337,10 @@ class GraphTrainer:
     def _resolve(self) -> None:
         """What needs no communication first: faults of model and plan are raised before the mesh is built."""
         refuse_what_capture_would_skip(self.model)
+        if any(shard_info(parameter) is not None for parameter in self.model.parameters()):
+            raise RuntimeError(
+                "the model is already partitioned by another GraphTrainer; keep using that one, or build a fresh model"
+            )
         self._units: list[Unit] = resolve_units(self.model, self._plan, reshard=self._config.fsdp_reshard_after_forward)
         self._mesh, self._config = resolve_mesh(self._config, self._mesh_context, self.device.type)
         self.pipeline.pass_config = self._config

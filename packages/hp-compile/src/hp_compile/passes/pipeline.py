@@ -8,6 +8,7 @@ Free of torch at import.
 from __future__ import annotations
 
 import difflib
+import importlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -59,17 +60,9 @@ class PassPipeline(list[NamedPass]):
                 "pp_enabled=True: the pipeline pass is not available yet; set pp_enabled=False and use dp_mode "
                 "'fsdp' or 'hsdp' to spread a large model"
             )
-        # Imported here: the passes need torch, and building a config or an empty pipeline must not.
-        from hp_compile.passes.cleanup import CanonicalizeGraphPass, DeadCodeEliminationPass
-        from hp_compile.passes.overlap.schedule import AutoOverlapPass
-        from hp_compile.passes.parallel.fsdp_pass import FSDPPass
-
-        passes: list[NamedPass] = [DeadCodeEliminationPass(), CanonicalizeGraphPass()]
-        if pass_config.fsdp_enabled:
-            passes.append(FSDPPass())
-        if pass_config.enable_overlap:
-            passes.append(AutoOverlapPass())
-        return cls(passes, pass_config=pass_config, pass_plan=pass_plan)
+        wanted = ["dead_code_elimination", "canonicalize_graph"]
+        wanted += ["fsdp"] * pass_config.fsdp_enabled + ["auto_overlap"] * pass_config.enable_overlap
+        return cls([_built_in(name) for name in wanted], pass_config=pass_config, pass_plan=pass_plan)
 
     def append(self, item: NamedPass) -> None:
         super().append(self._checked(item))
@@ -128,6 +121,33 @@ class PassPipeline(list[NamedPass]):
         if not isinstance(item, NamedPass) or not isinstance(item.name, str) or not item.name:
             raise ValueError(f"{item!r} is not a pass; a pass has a `name` and a method `run` (see GraphPass)")
         return item
+
+
+_BUILT_IN = {
+    "dead_code_elimination": ("hp_compile.passes.cleanup", "DeadCodeEliminationPass"),
+    "canonicalize_graph": ("hp_compile.passes.cleanup", "CanonicalizeGraphPass"),
+    "fsdp": ("hp_compile.passes.parallel.fsdp_pass", "FSDPPass"),
+    "auto_overlap": ("hp_compile.passes.overlap.schedule", "AutoOverlapPass"),
+}
+
+
+def _built_in(name: str) -> NamedPass:
+    """The pass, or where torch is missing a stand-in that can be arranged and not run."""
+    module, attribute = _BUILT_IN[name]
+    try:
+        importlib.import_module("torch")
+    except ImportError as error:
+        return _WithoutTorch(name, error)
+    return getattr(importlib.import_module(module), attribute)()
+
+
+class _WithoutTorch:
+    def __init__(self, name: str, cause: ImportError) -> None:
+        self.name = name
+        self._cause = cause
+
+    def run(self, graph_module: Any, pass_config: PassConfig, **context: Any) -> Any:
+        raise ImportError(f"pass {self.name!r} needs torch, which cannot be imported; install it") from self._cause
 
 
 class _Dump:
