@@ -46,7 +46,7 @@ def test_training_equals_adam_on_plain_autograd(accumulation):
         norms.append(float(nn.utils.clip_grad_norm_(eager.parameters(), 0.5)))
         optimizer.step()
         optimizer.zero_grad()
-        expected.append(float(torch.stack(parts).mean()))
+        expected.append(float(torch.stack(parts).mean().detach()))
     assert losses == expected
     assert seen == [(at + 1, {"loss": expected[at], "grad_norm": norms[at]}) for at in range(len(expected))]
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), eager.parameters(), strict=True))

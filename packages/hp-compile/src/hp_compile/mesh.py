@@ -97,8 +97,8 @@ def resolve_mesh(
                 f"{name}={asked}, but the mesh's axis for it has {size} ranks; set it to {size} or None"
                 + _hsdp_hint(config)
             )
-    degrees = {"fsdp_degree": resolved.shard_size, "dp_replicate_degree": resolved.replicate_size}
-    return resolved, replace(config, **degrees)
+    sizes = resolved.shard_size, resolved.replicate_size
+    return resolved, replace(config, fsdp_degree=sizes[0], dp_replicate_degree=sizes[1])
 
 
 def _hsdp_hint(config: PassConfig) -> str:

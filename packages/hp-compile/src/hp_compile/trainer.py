@@ -281,7 +281,7 @@ class GraphTrainer:
         checkpoint.check_model_state(slots, state_dict["model"], buffers)
         checkpoint.load_optimizer_state_dict(self.model, self._optimizer, state_dict["optimizer"])
         self.model.load_state_dict(state_dict["model"])
-        self._unready = set()
+        self._unready.clear()
 
     # ---- how it works ----
 

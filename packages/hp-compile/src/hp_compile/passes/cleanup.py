@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from hp_compile.passes.base import GraphPass
+from hp_compile.passes.parallel.collectives import PURE_FUNCTIONS
 from hp_compile.tracer.repair import grad_mode_on, own_copy
 
 aten = torch.ops.aten
@@ -21,17 +22,17 @@ _ALIASES = frozenset({aten.detach.default, aten.alias.default})
 _QUIET_WRITERS = frozenset(
     {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default}
 )
-_PURE_FUNCTIONS = frozenset({operator.getitem, own_copy, grad_mode_on})
+_PURE = PURE_FUNCTIONS | {operator.getitem, own_copy, grad_mode_on}
 
 
 def has_effect(node: Node) -> bool:
     """Whether removing the node could change anything but time: writes, random draws, communication, unknown code."""
     if node.op in ("placeholder", "output"):
         return True
-    if node.op == "get_attr" or node.target in _PURE_FUNCTIONS:
+    if node.op == "get_attr" or node.target in _PURE:
         return False
     if not isinstance(node.target, torch._ops.OpOverload):
-        return not getattr(node.target, "hp_pure", False)
+        return True
     operation = node.target
     if operation.namespace not in ("aten", "prims", "prim"):
         return True
@@ -78,7 +79,7 @@ def _same_value(node: Node) -> Node | None:
     if node.target in _ALIASES:
         return source
     if node.target is aten.t.default and source.target is aten.t.default:
-        return source.args[0]
+        return source.all_input_nodes[0]
     if node.target is aten.view.default:
         mine, before = node.meta.get("val"), source.meta.get("val")
         if isinstance(mine, torch.Tensor) and isinstance(before, torch.Tensor):

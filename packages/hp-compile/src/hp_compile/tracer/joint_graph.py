@@ -67,5 +67,10 @@ def output_node(graph_module: GraphModule) -> Node:
     return next(node for node in reversed(graph_module.graph.nodes) if node.op == "output")
 
 
+def results_of(output: Node) -> list[Node]:
+    """What the graph returns, as a list of its own."""
+    return list(output.args[0])  # type: ignore[arg-type]
+
+
 def is_backward(node: Node) -> bool:
     return bool(node.meta.get("hp_backward", False))

@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from hp_compile import _torch_compat as compat
-from hp_compile.tracer.joint_graph import OutputLabel, is_backward, output_node
+from hp_compile.tracer.joint_graph import OutputLabel, is_backward, output_node, results_of
 
 aten = torch.ops.aten
 
@@ -104,7 +104,7 @@ def cast_parameters(
             cast.meta.update(val=value, hp_cast=fqn, hp_module=users[0].meta.get("hp_module", ""))
             node.replace_all_uses_with(cast, delete_user_cb=lambda user, cast=cast: user is not cast)
     output = output_node(graph_module)
-    results = list(output.args[0])
+    results = results_of(output)
     for at, (label, node) in enumerate(zip(labels, results, strict=True)):
         if label.kind != "grad":
             continue
@@ -136,7 +136,7 @@ def give_outputs_their_own_storage(
         for node in graph.nodes
         if node.op in ("placeholder", "get_attr") and isinstance(node.meta.get("val"), torch.Tensor)
     }
-    results = list(output.args[0])
+    results = results_of(output)
     for at, (label, node) in enumerate(zip(labels, results, strict=True)):
         value = node.meta["val"]
         stride = strides[label.fqn] if label.kind == "grad" and _is_dense(value, strides[label.fqn]) else None

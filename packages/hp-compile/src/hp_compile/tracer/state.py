@@ -79,6 +79,10 @@ def shard_info(tensor: torch.Tensor) -> ShardInfo | None:
     return getattr(tensor, "shard_info", None)
 
 
+def set_shard_info(tensor: torch.Tensor, info: ShardInfo) -> None:
+    tensor.shard_info = info  # type: ignore[attr-defined]
+
+
 def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
     stride, step = [], 1
     for size in reversed(shape):
@@ -89,9 +93,8 @@ def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part, detached: what the graph is called with."""
-    if isinstance(tensor, DTensor):
-        return tensor.detach().to_local()
-    return tensor.detach()
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached
 
 
 def scan_state(model: nn.Module) -> list[StateSlot]:
@@ -163,7 +166,7 @@ class AttributeGuard:
         changed = []
         for name, module, before, keys in self._before:
             for key, value in list(self._own(module).items()):
-                kept, has_kept = before.get(key), key in keys
+                kept, has_kept = before.get(key, (None, None)), key in keys
                 left = _holds_fake(value)
                 moved = has_kept and type(value) in (int, float, bool, str) and value != kept[0]
                 if not left and not moved:

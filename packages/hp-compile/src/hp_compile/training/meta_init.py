@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hp_compile import _torch_compat as compat
-from hp_compile.tracer.state import StateSlot, scan_state, shard_info
+from hp_compile.tracer.state import StateSlot, scan_state, set_shard_info, shard_info
 from hp_compile.training.shard_guard import own_part
 
 
@@ -47,7 +47,7 @@ def _real(slot: StateSlot, device: torch.device) -> torch.Tensor:
     if slot.is_param:
         real = nn.Parameter(real, requires_grad=slot.tensor.requires_grad)
     if info is not None:
-        real.shard_info = info
+        set_shard_info(real, info)
     for module, attribute in slot.owners:
         compat.tensor_slots(module)[0 if slot.is_param else 1][attribute] = real
     return real

@@ -120,7 +120,7 @@ def summary_line(
 
 def table(rows: list[UnitRow], peak: int) -> str:
     head = ("unit", "params", "sharded", "whole → shard", "MiB whole", "MiB here", "MiB gathered", "MiB reduced")
-    lines = [head]
+    lines: list[tuple[str, ...]] = [head]
     for row in rows:
         sizes = (row.bytes_whole, row.bytes_local, row.gathered, row.reduced)
         mib = [f"{size / 2**20:.3f}" for size in sizes]

@@ -7,8 +7,7 @@ model partitioned in place. Order of events per unit: gather, forward; gather ag
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Container
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,6 +16,12 @@ from torch.fx import GraphModule, Node
 from hp_compile.mesh import DataParallelMesh, MeshAxis, resolve_mesh
 from hp_compile.pass_config import PassConfig
 from hp_compile.passes.base import GraphPass
+from hp_compile.passes.parallel.buckets import (
+    ReductionBucket,
+    reduction_buckets,
+    reduction_layout,
+    split_by_size,
+)
 from hp_compile.passes.parallel.collectives import (
     CommKind,
     CommTag,
@@ -25,9 +30,9 @@ from hp_compile.passes.parallel.collectives import (
     reduction_for,
     reduction_input,
 )
-from hp_compile.passes.parallel.shards import partition_model, rows_of
+from hp_compile.passes.parallel.shards import partition_model
 from hp_compile.passes.parallel.units import Unit, resolve_units
-from hp_compile.tracer.joint_graph import JointGraph, is_backward, output_node
+from hp_compile.tracer.joint_graph import JointGraph, is_backward, output_node, results_of
 from hp_compile.tracer.repair import give_outputs_their_own_storage
 from hp_compile.tracer.state import StateSlot, contiguous_stride, scan_state, shard_info
 
@@ -72,78 +77,6 @@ class FSDPPass(GraphPass):
         return graph_module
 
 
-@dataclass(frozen=True)
-class ReductionBucket:
-    """Gradients that are reduced by one collective (two in hsdp)."""
-
-    unit: str
-    params: tuple[str, ...]
-    sharded: bool
-    reduce_dtype: torch.dtype
-    master_dtype: torch.dtype
-
-
-def reduction_buckets(
-    units: list[Unit],
-    present: Container[str],
-    slots: dict[str, StateSlot],
-    config: PassConfig,
-    dtype_of: Callable[[str], torch.dtype],
-) -> list[ReductionBucket]:
-    """One bucket per unit, kind and dtype, in the order in which backward reaches units."""
-    buckets = []
-    for unit in units:
-        groups: dict[tuple[bool, torch.dtype, torch.dtype], list[str]] = {}
-        for fqn in unit.params:
-            if fqn in present:
-                info = shard_info(slots[fqn].tensor)
-                key = (bool(info and info.sharded), dtype_of(fqn), slots[fqn].tensor.dtype)
-                groups.setdefault(key, []).append(fqn)
-        for (sharded, reduce_dtype, master), fqns in groups.items():
-            for part in split_by_size(fqns, slots, config.bucket_mb):
-                buckets.append(ReductionBucket(unit.fqn, tuple(part), sharded, reduce_dtype, master))
-    return buckets
-
-
-def split_by_size(fqns: list[str], slots: dict[str, StateSlot], bucket_mb: float | None) -> list[list[str]]:
-    """Cut a unit at parameter boundaries so that a bucket stays within `bucket_mb` (at least one parameter)."""
-    if bucket_mb is None:
-        return [fqns]
-    parts: list[list[str]] = []
-    filled = 0.0
-    for fqn in fqns:
-        slot = slots[fqn]
-        size = slot.full_shape.numel() * slot.tensor.element_size() / 2**20
-        if not parts or filled + size > bucket_mb:
-            parts.append([])
-            filled = 0.0
-        parts[-1].append(fqn)
-        filled += size
-    return parts
-
-
-def reduction_layout(
-    bucket: ReductionBucket, slots: dict[str, StateSlot], mesh: DataParallelMesh
-) -> tuple[int, int, list[list[int]], list[int]]:
-    """Chunks, elements of the whole buffer, shape of each local gradient, its offset in the reduced buffer."""
-    chunks = mesh.shard_size if bucket.sharded else 1
-    shapes, offsets, row_elements = [], [], 0
-    for fqn in bucket.params:
-        full = slots[fqn].full_shape
-        offsets.append(row_elements)
-        if not full:
-            shapes.append([])
-            row_elements += 1
-            continue
-        rows = full[0]
-        if bucket.sharded:
-            assert mesh.shard is not None
-            rows = rows_of(full[0], chunks, mesh.shard.rank)[1]
-        shapes.append([rows, *full[1:]])
-        row_elements += -(-full[0] // chunks) * full[1:].numel()
-    return chunks, row_elements * chunks, shapes, offsets
-
-
 class _Rewrite:
     """Edits one graph; nodes are inserted, never re-ordered."""
 
@@ -159,7 +92,7 @@ class _Rewrite:
         self.slots = {slot.fqn: slot for slot in slots if slot.is_param}
         self.state = joint.state_nodes(graph_module)
         self.output = output_node(graph_module)
-        self.results: list[Node] = list(self.output.args[0])
+        self.results = results_of(self.output)
         self.positions = joint.gradient_positions()
         self.order = {node: at for at, node in enumerate(self.graph.nodes)}
         self._bucket = 0
@@ -263,9 +196,9 @@ class _Rewrite:
 
         def rebuild(node: Node) -> Node:
             if node not in rebuilt:
-                base = rebuild(node.args[0])
+                base = rebuild(node.all_input_nodes[0])
                 with self.graph.inserting_before(before):
-                    copy = self.graph.call_function(node.target, (base, *node.args[1:]), dict(node.kwargs))
+                    copy = self.graph.create_node(node.op, node.target, (base, *node.args[1:]), dict(node.kwargs))
                 copy.meta.update(node.meta, hp_backward=True)
                 rebuilt[node] = copy
             return rebuilt[node]
@@ -284,7 +217,7 @@ class _Rewrite:
         for fqn, at in self.positions.items():
             node = self.results[at]
             while node.meta.get("hp_cast") == fqn or node.meta.get("hp_own"):
-                node = node.args[0]
+                node = node.all_input_nodes[0]
             self.results[at] = node
 
     def keep_local_gradients(self) -> None:
@@ -318,16 +251,16 @@ class _Rewrite:
             )
             if chunks > 1:
                 assert mesh.shard is not None
-                args = (flat, how.op, chunks, mesh.shard.group_name)
-                flat = self._call(c10d.reduce_scatter_tensor.default, args, tag("launch"), region, last)
+                scatter = (flat, how.op, chunks, mesh.shard.group_name)
+                flat = self._call(c10d.reduce_scatter_tensor.default, scatter, tag("launch"), region, last)
                 flat = self._call(c10d.wait_tensor.default, (flat,), tag("wait"), region, last)
             for axis in mesh.axes:
                 if axis.size > 1 and not (bucket.sharded and axis is mesh.shard):
                     again = self._tagger(
                         "all_reduce", bucket.unit, region, axis, bucket.reduce_dtype, numel // chunks, same=True
                     )
-                    args = (flat, how.op, axis.group_name)
-                    flat = self._call(c10d.all_reduce_.default, args, again("launch"), region, last)
+                    reduce = (flat, how.op, axis.group_name)
+                    flat = self._call(c10d.all_reduce_.default, reduce, again("launch"), region, last)
                     flat = self._call(c10d.wait_tensor.default, (flat,), again("wait"), region, last)
             args = (flat, shapes, offsets, bucket.master_dtype, how.postdivide)
             views = self._call(gradient_views, args, tag("finish"), region, last)
@@ -411,7 +344,7 @@ def is_view_of_first(node: Node, base: Node) -> bool:
 
 def collective_schedule(graph_module: GraphModule) -> list[tuple[Any, ...]]:
     """The collectives of a graph in order, without names that differ between ranks (G7)."""
-    schedule = []
+    schedule: list[tuple[Any, ...]] = []
     for node in graph_module.graph.nodes:
         tag = node.meta.get("hp_comm")
         if tag is not None and tag.stage == "launch":

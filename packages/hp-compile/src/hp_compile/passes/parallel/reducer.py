@@ -12,8 +12,8 @@ from torch import nn
 
 from hp_compile.mesh import DataParallelMesh
 from hp_compile.pass_config import PassConfig
+from hp_compile.passes.parallel.buckets import ReductionBucket, reduction_buckets, reduction_layout
 from hp_compile.passes.parallel.collectives import gradient_views, reduction_for, reduction_input
-from hp_compile.passes.parallel.fsdp_pass import ReductionBucket, reduction_buckets, reduction_layout
 from hp_compile.passes.parallel.units import Unit
 from hp_compile.tracer.joint_graph import JointGraph
 from hp_compile.tracer.state import scan_state
@@ -50,7 +50,9 @@ class LocalGradients:
         buckets = reduction_buckets(
             self._units, self._held, self._slots, self._config, lambda fqn: self._held[fqn].dtype
         )
-        schedule = [("reduce", bucket.params, str(bucket.reduce_dtype), bucket.unit) for bucket in buckets]
+        schedule: list[tuple[object, ...]] = [
+            ("reduce", bucket.params, str(bucket.reduce_dtype), bucket.unit) for bucket in buckets
+        ]
         if not agreement.compare(HIT, schedule_hash(schedule)).same_schedule:
             agreement.schedules_differ(schedule)
         for bucket in reversed(buckets):

@@ -16,7 +16,15 @@ from hp_compile import _torch_compat as compat
 from hp_compile.mesh import DataParallelMesh
 from hp_compile.passes.parallel.units import Unit
 from hp_compile.tracer.checks import refuse_shared_storage
-from hp_compile.tracer.state import ShardInfo, StateSlot, contiguous_stride, scan_state, shard_info
+from hp_compile.tracer.state import (
+    ShardInfo,
+    StateSlot,
+    contiguous_stride,
+    local_tensor,
+    scan_state,
+    set_shard_info,
+    shard_info,
+)
 
 
 @dataclass(frozen=True)
@@ -61,8 +69,7 @@ def partition_model(
 
 def _partition(slot: StateSlot, unit: Unit, mesh: DataParallelMesh, sharded: bool, plain: Any) -> None:
     live = slot.tensor
-    is_dtensor = isinstance(live, DTensor)
-    local = live.detach().to_local() if is_dtensor else live.detach()
+    local = local_tensor(live)
     if sharded and not local.is_contiguous():
         raise ValueError(
             f"parameter {slot.fqn!r} of shape {tuple(local.shape)} has strides {tuple(local.stride())} and cannot be "
@@ -74,15 +81,14 @@ def _partition(slot: StateSlot, unit: Unit, mesh: DataParallelMesh, sharded: boo
         start, count = rows_of(local.shape[0], mesh.shard.size, mesh.shard.rank)
         # A copy: a view would keep the whole parameter alive.
         local = local.narrow(0, start, count).clone()
-    if is_dtensor:
-        parameter = nn.Parameter(local, requires_grad=live.requires_grad)
+    if isinstance(live, DTensor):
+        live = nn.Parameter(local, requires_grad=live.requires_grad)
         for module, attribute in slot.owners:
-            compat.tensor_slots(module)[0][attribute] = parameter
+            compat.tensor_slots(module)[0][attribute] = live
     else:
-        parameter = live
-        parameter.data = local
-        parameter.grad = None
-    parameter.shard_info = info
+        live.data = local
+        live.grad = None
+    set_shard_info(live, info)
 
 
 def _describe(
