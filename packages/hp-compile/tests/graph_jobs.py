@@ -547,6 +547,45 @@ def plain_shards(rank: int, world: int) -> None:
     assert all(torch.equal(whole(value), kept[name]) for name, value in other.state_dict()["model"].items())
 
 
+def true_norm(rank: int, world: int) -> None:
+    """G16: shards, replicas and scalars together: the norm of the whole averaged gradient, the same on all ranks."""
+    from hp_compile import FSDPModuleConfig, PassPlan
+
+    one = FSDPModuleConfig()
+    modes: list[tuple[dict[str, Any], Any]] = [
+        ({}, None),
+        ({}, PassPlan({"embed": one}, {})),
+        ({"dp_mode": "ddp"}, None),
+        ({"dp_mode": "hsdp", "fsdp_degree": world // 2}, None),
+    ]
+    for options, plan in modes:
+        case = zoo.build("uneven")
+        whole_model = copy.deepcopy(case.model)
+        config = {"grad_clip": 1e9}
+        trainer = GraphTrainer(case.model, case.train_fn, PassConfig(**options), plan, config, "cpu")
+        trainer.train_step(*case.batch(rank))
+        norm = trainer.optimizer_step()
+        sum(case.train_fn(whole_model, *case.batch(other)) for other in range(world)).div(world).backward()
+        expected = nn.utils.get_total_norm([p.grad for p in whole_model.parameters() if p.grad is not None])
+        torch.testing.assert_close(norm, expected, rtol=1e-6, atol=0)
+        norms = [torch.zeros(()) for _ in range(world)]
+        dist.all_gather(norms, norm)
+        assert all(torch.equal(other, norm) for other in norms)
+
+
+def writes_to_shards(rank: int, world: int) -> None:
+    class Clamping(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.weight.clamp_(-1, 1)
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    trainer = GraphTrainer(Clamping(4, 4), zoo.square_loss, PassConfig(), device="cpu")
+    with raises(RuntimeError, "writes to parameter 'weight' in place", "optimizer_step"):
+        trainer.train_step(torch.ones(2, 4), None)
+
+
 def outside_the_plan(rank: int, world: int) -> list[str]:
     """G12: what the plan leaves out is replicated and averaged in one flat buffer, children first."""
     from hp_compile import FSDPModuleConfig, PassPlan

@@ -290,6 +290,30 @@ def test_a_module_backward_hook_is_refused_by_name():
         trace_model_graph(model, square, torch.ones(2, 2), None)
 
 
+def test_a_forward_hook_that_only_has_effects_is_refused_and_one_that_returns_is_captured():
+    seen = []
+    model = nn.Sequential(nn.Linear(2, 2))
+
+    def remember(module, args, output):
+        seen.append(1)
+
+    handle = model[0].register_forward_hook(remember)
+    with pytest.raises(RuntimeError, match=r"return nothing .*remember on '0'; remove"):
+        trace_model_graph(model, square, torch.ones(2, 2), None)
+    handle.remove()
+    model[0].register_forward_hook(lambda module, args, output: output * 2)
+    model.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    same_gradients(model, square, torch.randn(3, 2))
+
+
+def test_a_compiled_function_inside_the_step_is_traced_through():
+    double = torch.compile(lambda x: x * 2, backend="eager")
+    model = nn.Linear(2, 2)
+    joint = trace_model_graph(model, lambda m, x, y: double(m(x)).sum(), torch.ones(3, 2), None)
+    loss, _ = run_traced_graph(joint, model, torch.ones(3, 2), None)
+    assert torch.equal(loss, (model(torch.ones(3, 2)) * 2).sum())
+
+
 def test_autocast_around_the_step_is_refused():
     run = trainer(nn.Linear(2, 2))
     run.train_step(torch.ones(2, 2), None)

@@ -50,3 +50,11 @@ def test_plain_tensor_parallel_parts_are_clipped_and_saved_only_with_declared_pl
 
 def test_what_the_plan_leaves_out_is_replicated_and_averaged():
     assert run_world(jobs.outside_the_plan, 3) == [[]] * 3
+
+
+def test_the_norm_is_that_of_the_whole_averaged_gradient():
+    run_world(jobs.true_norm, 4)
+
+
+def test_a_write_to_a_sharded_parameter_in_forward_is_refused():
+    run_world(jobs.writes_to_shards, 2)

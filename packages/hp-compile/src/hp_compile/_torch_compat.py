@@ -57,10 +57,13 @@ def capturing(fake_mode: Any) -> Iterator[None]:
     context = lookup("torch._guards.TracingContext")
     preserve = lookup("torch.fx.traceback.preserve_node_meta")
     non_strict = lookup("torch.compiler._non_strict_tracing_context")
+    # A torch.compile'd function inside the step is traced through instead of refused.
+    nested = lookup("torch._dynamo.config").patch(error_on_nested_fx_trace=False)
     with (
         fake_mode,
         tracing(context(fake_mode)),
         preserve(),
+        nested,
         torch.autograd.set_multithreading_enabled(False),
         non_strict(),
     ):
@@ -115,6 +118,10 @@ def tensor_hooks(parameter: torch.Tensor) -> list[str]:
 
 def backward_hooks(module: nn.Module) -> bool:
     return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
+    return module._forward_pre_hooks, module._forward_hooks
 
 
 def global_backward_hooks() -> bool:

@@ -397,6 +397,7 @@ class GraphTrainer:
 
     def _finish_step(self, kind: str, flat: FlatInputs, joint: JointGraph) -> CompiledStep:
         graph_module = self.pipeline.run(joint.graph_module, model=self.model, joint_graph=joint, mesh=self._mesh)
+        joint.params = dict(self._watch.by_name)
         schedule = collective_schedule(graph_module)
         return CompiledStep(kind, flat, self._watch.key(), joint, graph_module, schedule, schedule_hash(schedule))
 

@@ -80,9 +80,8 @@ def _same_value(node: Node) -> Node | None:
         return source
     if node.target is aten.t.default and source.target is aten.t.default:
         return source.all_input_nodes[0]
-    if node.target is aten.view.default:
+    if node.target in (aten.view.default, aten.reshape.default):
         mine, before = node.meta.get("val"), source.meta.get("val")
-        if isinstance(mine, torch.Tensor) and isinstance(before, torch.Tensor):
-            same = mine.shape == before.shape and mine.stride() == before.stride()
-            return source if same and mine.dtype == before.dtype else None
+        if isinstance(mine, torch.Tensor) and isinstance(before, torch.Tensor) and mine.shape == before.shape:
+            return source
     return None

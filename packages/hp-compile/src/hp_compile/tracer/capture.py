@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule
 
 from hp_compile import _torch_compat as compat
-from hp_compile.tracer.checks import refuse_what_capture_would_skip
+from hp_compile.tracer.checks import refuse_what_capture_would_skip, watched_forward_hooks
 from hp_compile.tracer.joint_graph import JointGraph, OutputLabel
 from hp_compile.tracer.module_record import ModuleRecord, mark_nodes
 from hp_compile.tracer.repair import (
@@ -144,7 +144,13 @@ def _capture(
     modules = ModuleRecord(model)
     guard = AttributeGuard(model)
     try:
-        with compat.capturing(fake_mode), modules.recording(), _cast_inputs(model, precision), _named_faults():
+        with (
+            watched_forward_hooks(model),
+            compat.capturing(fake_mode),
+            modules.recording(),
+            _cast_inputs(model, precision),
+            _named_faults(),
+        ):
             graph_module = compat.trace_to_graph(step, [*state, *inputs])
     finally:
         compat.clear_autocast_cache()

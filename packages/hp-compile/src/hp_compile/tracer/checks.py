@@ -5,6 +5,10 @@ In: a live model. Out: nothing, or an error.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -37,6 +41,45 @@ def refuse_what_capture_would_skip(model: nn.Module) -> None:
                 "or act on param.grad between train_step and optimizer_step"
             )
     refuse_open_autocast()
+
+
+@contextlib.contextmanager
+def watched_forward_hooks(model: nn.Module) -> Iterator[None]:
+    """A forward hook that returns something changes the graph; one that returns nothing would never be called again.
+
+    Raises:
+        RuntimeError: after the capture, for hooks of the second kind, by module and name.
+    """
+    idle: set[str] = set()
+    kept: list[tuple[dict[int, Any], int, Any]] = []
+    for name, module in model.named_modules():
+        for hooks in compat.forward_hooks(module):
+            for key, hook in hooks.items():
+                if (getattr(hook, "__module__", "") or "").startswith("hp_compile."):
+                    continue
+                kept.append((hooks, key, hook))
+                said = f"{getattr(hook, '__qualname__', type(hook).__name__)} on {name or '(root)'!r}"
+                hooks[key] = _noticing(hook, said, idle)
+    try:
+        yield
+    finally:
+        for hooks, key, hook in kept:
+            hooks[key] = hook
+    if idle:
+        raise RuntimeError(
+            f"forward hooks that return nothing would run at capture and never again: {', '.join(sorted(idle))}; "
+            "remove them, or return what they compute from forward"
+        )
+
+
+def _noticing(hook: Any, said: str, idle: set[str]) -> Any:
+    def noticing(*args: Any, **kwargs: Any) -> Any:
+        result = hook(*args, **kwargs)
+        if result is None:
+            idle.add(said)
+        return result
+
+    return noticing
 
 
 def refuse_open_autocast() -> None:

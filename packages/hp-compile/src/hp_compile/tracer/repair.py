@@ -16,26 +16,6 @@ from hp_compile.tracer.joint_graph import OutputLabel, is_backward, output_node,
 
 aten = torch.ops.aten
 
-# Their meta functions promise contiguous results, their CPU kernels follow the strides of the incoming gradient.
-# Everything computed from them may have other strides than the trace believes.
-_STRIDES_NOT_AS_TRACED = frozenset(
-    {
-        aten.softplus_backward.default,
-        aten.elu_backward.default,
-        aten.hardtanh_backward.default,
-        aten.hardswish_backward.default,
-        aten.hardsigmoid_backward.default,
-        aten.leaky_relu_backward.default,
-        aten.log_sigmoid_backward.default,
-        aten.mish_backward.default,
-        aten.silu_backward.default,
-        aten.gelu_backward.default,
-        aten.threshold_backward.default,
-        aten.rrelu_with_noise_backward.default,
-        aten.softshrink_backward.default,
-        aten.hardshrink_backward.default,
-    }
-)
 _GRAD_MODE_READERS = frozenset({aten.mkldnn_rnn_layer.default})
 
 
@@ -55,15 +35,14 @@ def draws_random_numbers(node: Node) -> bool:
 
 
 def let_views_meet_real_strides(graph_module: GraphModule) -> None:
-    """`view` becomes `reshape` wherever the real strides may differ from the traced ones."""
-    doubtful: set[Node] = set()
+    """`view` becomes `reshape`, which is the same (and as fast) wherever a view is possible.
+
+    The meta functions of softplus_backward, elu_backward, hardtanh_backward and others promise contiguous results, and
+    their CPU kernels follow the strides of the incoming gradient: a view that the trace found possible may not be.
+    """
     for node in graph_module.graph.nodes:
-        if node.op != "call_function":
-            continue
-        if node.target in _STRIDES_NOT_AS_TRACED or any(source in doubtful for source in node.all_input_nodes):
-            doubtful.add(node)
-            if node.target in (aten.view.default, aten._unsafe_view.default):
-                node.target = aten.reshape.default
+        if node.target in (aten.view.default, aten._unsafe_view.default):
+            node.target = aten.reshape.default
 
 
 def grad_mode_on(operation: Any, *args: Any) -> Any:

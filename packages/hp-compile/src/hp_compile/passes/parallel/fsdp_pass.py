@@ -125,6 +125,7 @@ class _Rewrite:
         backward: dict[str, list[tuple[Node, Node]]] = {}
         for fqn in fqns:
             source = self._source_of(fqn)
+            _refuse_writes(fqn, source)
             uses = [user for user in source.users if not is_backward(user)]
             late = _backward_uses(source)
             if not unit.reshard and (uses or late):
@@ -312,6 +313,26 @@ class _Rewrite:
             return CommTag(kind, stage, unit, region, bucket, axis.name, str(dtype), numel, nbytes)
 
         return tag
+
+
+def _refuse_writes(fqn: str, source: Node) -> None:
+    """A write would go to the gathered copy and be lost with it."""
+    pending = [source]
+    while pending:
+        node = pending.pop()
+        for user in node.users:
+            schema = getattr(user.target, "_schema", None)
+            written = schema is not None and any(
+                argument.alias_info is not None and argument.alias_info.is_write and given is node
+                for argument, given in zip(schema.arguments, user.args, strict=False)
+            )
+            if written:
+                raise RuntimeError(
+                    f"forward writes to parameter {fqn!r} in place ({user.target}), which is not possible while it is "
+                    "sharded; move the write behind optimizer_step, or leave the parameter out of the plan"
+                )
+            if is_view_of_first(user, node):
+                pending.append(user)
 
 
 def _backward_uses(source: Node) -> list[tuple[Node, Node]]:
