@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from torch.fx import GraphModule, Node
 
 from hp_compile.passes.base import GraphPass
+from hp_compile.passes.parallel.views import is_view_of_first
 
 
 class AutoOverlapPass(GraphPass):
@@ -21,13 +22,21 @@ class AutoOverlapPass(GraphPass):
     name: ClassVar[str] = "auto_overlap"
 
     def run(self, graph_module: GraphModule, pass_config: Any, **context: Any) -> GraphModule:
-        if not any("hp_comm" in node.meta for node in graph_module.graph.nodes):
-            return graph_module
         schedule = _Schedule(graph_module)
+        schedule.sink_waits_of_forward()
+        if not schedule.buckets:
+            return graph_module
         schedule.launch_gathers_early()
         schedule.wait_for_reductions_late()
         schedule.wait_right_before_use()
         return graph_module
+
+
+def _is_view_of_wait(node: Node) -> bool:
+    source = node.args[0] if node.args else None
+    if not isinstance(source, Node) or "hp_comm" in source.meta:
+        return False
+    return getattr(source.target, "_opname", "") == "wait_tensor" and is_view_of_first(node, source)
 
 
 class _Schedule:
@@ -38,6 +47,21 @@ class _Schedule:
             tag = node.meta.get("hp_comm")
             if tag is not None:
                 self.buckets[tag.bucket].append(node)
+
+    def sink_waits_of_forward(self) -> None:
+        """Waits that came with the captured forward (tensor parallelism) sink to their first reader, with their views."""
+        order = {node: at for at, node in enumerate(self.graph.nodes)}
+        for node in reversed(list(self.graph.nodes)):
+            waits = getattr(node.target, "_opname", "") == "wait_tensor" and "hp_comm" not in node.meta
+            if not node.users or not (waits or _is_view_of_wait(node)):
+                continue
+            launch = node.all_input_nodes[0]
+            # An operation in place may be read through the tensor that it writes, without the wait's result.
+            if waits and getattr(getattr(launch.target, "_schema", None), "is_mutable", False):
+                continue
+            first = min(node.users, key=lambda user: order[user])
+            first.prepend(node)
+            order[node] = order[first]
 
     def launch_gathers_early(self) -> None:
         """The launch of each gather moves to where the gather before it is waited for.
@@ -68,8 +92,12 @@ class _Schedule:
                 launches = [node for bucket in following for node in self._stages(bucket, "launch")]
                 anchor = max(launches, key=lambda node: order[node]).next
             for bucket in buckets:
-                for node in self._after_first_launch(bucket):
-                    anchor.prepend(node)
+                moved = self._after_first_launch(bucket)
+                # A pass of the user's own may read reduced gradients earlier than that.
+                readers = {user for node in moved for user in node.users} - {*moved, output}
+                before = min((anchor, *readers), key=lambda node: order[node])
+                for node in moved:
+                    before.prepend(node)
 
     def wait_right_before_use(self) -> None:
         """Each gather's wait sinks to its first reader; views of the result sink with it."""
