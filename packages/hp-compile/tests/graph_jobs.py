@@ -678,11 +678,11 @@ class _Block(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.up = nn.Parameter(torch.randn(2, width, width) / width)
-        self.down = nn.Linear(2 * width, width)
+        self.both = nn.Parameter(torch.randn(2, width, width) / width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.nn.functional.linear(x, self.up.view(-1, x.shape[-1])).relu())
+        y, gate = torch.nn.functional.linear(x, self.both.view(-1, x.shape[-1])).chunk(2, -1)
+        return x + y * gate.sigmoid()
 
 
 class _Blocks(nn.Module):

@@ -19,7 +19,18 @@ from pathlib import Path
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed.tensor", "hp_compile.trainer", "graph_zoo"])
+# What a first capture imports takes seconds; the server does it once for all ranks of all worlds.
+_context.set_forkserver_preload(
+    [
+        "torch._dynamo",
+        "torch._functorch._aot_autograd.logging_utils",
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor.parallel",
+        "hp_compile.trainer",
+        "graph_zoo",
+    ]
+)
 
 
 def run_world(fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = 120) -> list[Any]:

@@ -287,7 +287,7 @@ class GraphTrainer:
 
     def _placed(self, input: Any, label: Any) -> FlatInputs:
         flat = flatten_inputs(input, label)
-        if any(tensor.device != self.device and tensor.device.type != self.device.type for tensor in flat.tensors):
+        if any(tensor.device != self.device for tensor in flat.tensors):
             leaves = [leaf.to(self.device) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat.leaves]
             flat = flatten_inputs(*compat.pytree.tree_unflatten(leaves, flat.spec))
         return flat

@@ -6,6 +6,7 @@ In: a name, a torch.device or None. Out: a torch.device that is there, or an err
 from __future__ import annotations
 
 import importlib.util
+import os
 
 import torch
 
@@ -21,7 +22,7 @@ def resolve_device(asked: str | torch.device | None) -> torch.device:
     """Raises RuntimeError when the device that was asked for is not there."""
     there = {"npu": _npu_there, "cuda": torch.cuda.is_available, "cpu": lambda: True}
     if asked is None:
-        return torch.device(next(name for name in ("npu", "cuda", "cpu") if there[name]()))
+        return _with_index(torch.device(next(name for name in ("npu", "cuda", "cpu") if there[name]())))
     # The name first: torch does not even know the word npu until torch_npu is imported.
     kind = str(asked).partition(":")[0]
     if kind not in there:
@@ -29,4 +30,14 @@ def resolve_device(asked: str | torch.device | None) -> torch.device:
     if not there[kind]():
         remedy = "install torch_npu and its driver" if kind == "npu" else "install a CUDA build of torch"
         raise RuntimeError(f"device={str(asked)!r} was asked for, but no {kind} is available; {remedy}, or use 'cpu'")
-    return torch.device(asked)
+    return _with_index(torch.device(asked))
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """One accelerator per process: the launcher's local rank says which, unless the caller did."""
+    if device.type == "cpu" or device.index is not None:
+        return device
+    local_rank = int(os.environ.get("LOCAL_RANK", "-1"))
+    if 0 <= local_rank < torch.accelerator.device_count():
+        torch.accelerator.set_device_index(local_rank)
+    return torch.device(device.type, torch.accelerator.current_device_index())

@@ -32,6 +32,7 @@ from hp_compile.passes.parallel.collectives import (
 )
 from hp_compile.passes.parallel.shards import partition_model
 from hp_compile.passes.parallel.units import Unit, resolve_units
+from hp_compile.passes.parallel.views import is_view_of_first
 from hp_compile.tracer.joint_graph import JointGraph, is_backward, output_node, results_of
 from hp_compile.tracer.repair import give_outputs_their_own_storage
 from hp_compile.tracer.state import StateSlot, contiguous_stride, scan_state, shard_info
@@ -346,21 +347,6 @@ def _backward_uses(source: Node) -> list[tuple[Node, Node]]:
             elif is_view_of_first(user, node):
                 pending.append(user)
     return found
-
-
-def is_view_of_first(node: Node, base: Node) -> bool:
-    """Whether the node only re-describes `base`: cheap to make again, and it keeps the storage of `base` alive."""
-    if node.op != "call_function" or not node.args or node.args[0] is not base or len(node.all_input_nodes) != 1:
-        return False
-    if node.target is operator.getitem:
-        return True
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
-        return False
-    schema = node.target._schema
-    if schema.is_mutable or not schema.returns:
-        return False
-    alias = schema.returns[0].alias_info
-    return alias is not None and not alias.is_write
 
 
 def collective_schedule(graph_module: GraphModule) -> list[tuple[Any, ...]]:
