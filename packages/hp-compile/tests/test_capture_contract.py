@@ -145,7 +145,42 @@ def test_a_branch_on_data_names_the_line_of_the_user():
         trace_model_graph(nn.Linear(2, 2), lambda m, x, y: m(x[x > 0]).sum(), torch.ones(4, 2), None)
 
 
+def test_numpy_and_items_are_questions_to_data_too():
+    for train_fn in (lambda m, x, y: m(x).sum() * float(x.numpy().sum()), lambda m, x, y: m(x).sum() * x.sum().item()):
+        with pytest.raises(RuntimeError, match=r"test_capture_contract\.py:\d+.*reads the data of a tensor"):
+            trace_model_graph(nn.Linear(2, 2), train_fn, torch.ones(2, 2), None)
+
+
+def test_a_fault_of_the_model_is_told_with_the_line_of_the_user():
+    with pytest.raises(RuntimeError) as caught:
+        trace_model_graph(nn.Linear(2, 2), square, torch.ones(2, 3), None)
+    assert any("while the step was captured, at" in note and ".py" in note for note in caught.value.__notes__)
+
+
 # ---- G6: right ----
+
+
+def test_a_reentrant_checkpoint_is_refused_with_the_remedy():
+    class Recomputing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x):
+            return checkpoint(self.b, self.a(x), use_reentrant=True)
+
+    with pytest.raises(RuntimeError, match="use_reentrant=False"):
+        trace_model_graph(Recomputing(), square, torch.randn(4, 6), None)
+
+
+def test_gradients_inside_the_step_are_captured():
+    def penalty(model, x, y):
+        x = x.detach().requires_grad_()
+        out = model(x).sum()
+        (slope,) = torch.autograd.grad(out, x, create_graph=True)
+        return slope.square().sum() + out
+
+    same_gradients(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)), penalty, torch.randn(3, 4))
 
 
 def test_a_weight_used_twice_and_one_module_under_two_names_have_one_gradient():

@@ -350,7 +350,10 @@ def _named_faults() -> Iterator[None]:
     """A question to a fake tensor's data becomes an error that names the user's line."""
     try:
         yield
-    except compat.data_dependent_errors() as error:
+    except Exception as error:
+        if not isinstance(error, compat.data_dependent_errors()) and ".numpy() is not supported" not in str(error):
+            error.add_note(f"while the step was captured, at {_user_line(error)}")
+            raise
         raise RuntimeError(
             f"{_user_line(error)}: Python reads the data of a tensor here (a branch, .item(), .tolist(), or a shape "
             "that depends on values), and a graph has one path for all data; compute it with torch.where and the like, "

@@ -49,7 +49,7 @@ class _Schedule:
                 self.buckets[tag.bucket].append(node)
 
     def sink_waits_of_forward(self) -> None:
-        """Waits that came with the captured forward (tensor parallelism) sink to their first reader, and their views."""
+        """Waits that came with the captured forward (tensor parallelism) sink to their first reader, views too."""
         order = {node: at for at, node in enumerate(self.graph.nodes)}
         for node in reversed(list(self.graph.nodes)):
             waits = getattr(node.target, "_opname", "") == "wait_tensor" and "hp_comm" not in node.meta
