@@ -203,3 +203,16 @@ def test_a_gradient_of_another_shape_is_not_assigned():
     with pytest.raises(RuntimeError, match=r"gradient of 'weight' has shape \(6,\).*nothing was assigned"):
         run.train_step(*data(1)[0])
     assert all(parameter.grad is None for parameter in run.model.parameters())
+
+
+def test_a_compiled_step_does_not_hold_on_to_its_batch():
+    import gc
+    import weakref
+
+    run = trainer()
+    input, label = data(1)[0]
+    run.train_step(input, label)
+    watched = weakref.ref(input)
+    del input, label
+    gc.collect()
+    assert watched() is None

@@ -399,7 +399,9 @@ class GraphTrainer:
         graph_module = self.pipeline.run(joint.graph_module, model=self.model, joint_graph=joint, mesh=self._mesh)
         joint.params = dict(self._watch.by_name)
         schedule = collective_schedule(graph_module)
-        return CompiledStep(kind, flat, self._watch.key(), joint, graph_module, schedule, schedule_hash(schedule))
+        return CompiledStep(
+            kind, flat.without_data(), self._watch.key(), joint, graph_module, schedule, schedule_hash(schedule)
+        )
 
     def _report(self, step: CompiledStep) -> None:
         rows = report.unit_rows(step.graph_module, self._units, scan_state(self.model))

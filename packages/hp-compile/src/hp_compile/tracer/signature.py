@@ -5,7 +5,7 @@ In: the pytrees `(input, label)`. Out: their leaves, and a key that two calls sh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,11 +27,12 @@ class FlatInputs:
     def tensors(self) -> list[torch.Tensor]:
         return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
 
+    def without_data(self) -> FlatInputs:
+        """What a cache keeps: it must not hold on to a batch."""
+        return replace(self, leaves=())
+
     def matches(self, spec: Any, key: tuple[Any, ...]) -> bool:
         return self.key == key and self.spec == spec
-
-    def floats(self) -> tuple[float, ...]:
-        return tuple(leaf for leaf in self.leaves if type(leaf) is float)
 
 
 def flatten_inputs(input: Any, label: Any) -> FlatInputs:
