@@ -59,12 +59,13 @@ def measure(turns: int) -> None:
         tracers["torchtitan's tracer alone"] = titans
     for trace in tracers.values():
         trace(Work(1, 32, 64, 2, 8).model(), Work(1, 32, 64, 2, 8))
-    print(f"capture and passes, CPU seconds, medians of {turns} turns (a third of them at 128 layers); torch {torch.__version__}")
+    few = max(1, turns // 3)
+    print(f"capture and passes, CPU seconds, medians of {turns} turns ({few} at 128 layers); torch {torch.__version__}")
     per_layer = {}
     for layers in LAYERS:
         work = Work(layers, 32, 64, 2, 8)
         found: dict[str, list[float]] = {name: [] for name in tracers}
-        for _ in range(turns if layers < 64 else max(1, turns // 3)):
+        for _ in range(turns if layers < 64 else few):
             for name, trace in tracers.items():
                 found[name].append(cpu_seconds(trace, work))
         per_layer[layers] = statistics.median(found["ours"]) / layers
