@@ -109,7 +109,8 @@ def wheels(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Benchmarks under tools/bench, on demand: `nox -s bench` lists them, `nox -s bench -- NAME` runs one."""
-    names = sorted(path.stem for path in (ROOT / "tools" / "bench").glob("*.py"))
+    files = sorted((ROOT / "tools" / "bench").glob("*.py"))
+    names = [path.stem for path in files if "__main__" in path.read_text()]  # the others are what those share
     if not session.posargs:
         session.log("benchmarks: %s", ", ".join(names) or "none yet")
         return

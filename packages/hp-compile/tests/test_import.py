@@ -59,5 +59,6 @@ def test_the_readme_examples_run_as_pasted():
     readme = beside.read_text(encoding="utf-8") if beside.exists() else metadata("hp-compile").get_payload()
     examples = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
     assert examples
+    pasted: dict[str, object] = {"__name__": "pasted"}
     for example in examples:
-        exec(compile(example, "README.md", "exec"), {})
+        exec(compile(example, "README.md", "exec"), pasted)

@@ -18,16 +18,34 @@ if TYPE_CHECKING:
         normalize_dp_mode,
     )
     from hp_compile.pass_plan import FSDPModuleConfig, PassPlan, create_sharding_plan_from_yaml
+    from hp_compile.passes.base import GraphPass
+    from hp_compile.passes.cleanup import CanonicalizeGraphPass, DeadCodeEliminationPass
+    from hp_compile.passes.overlap.schedule import AutoOverlapPass
+    from hp_compile.passes.parallel.fsdp_pass import FSDPPass
+    from hp_compile.passes.pipeline import PassPipeline
+    from hp_compile.tracer.capture import run_traced_graph, trace_model_graph
+    from hp_compile.tracer.joint_graph import JointGraph
+    from hp_compile.trainer import GraphTrainer
 
 __all__ = [
     "DP_MODES",
     "PP_SCHEDULES",
+    "AutoOverlapPass",
+    "CanonicalizeGraphPass",
+    "DeadCodeEliminationPass",
     "FSDPModuleConfig",
+    "FSDPPass",
+    "GraphPass",
+    "GraphTrainer",
+    "JointGraph",
     "PassConfig",
+    "PassPipeline",
     "PassPlan",
     "build_pass_config_from_trainer_config",
     "create_sharding_plan_from_yaml",
     "normalize_dp_mode",
+    "run_traced_graph",
+    "trace_model_graph",
 ]
 
 _HOME = {
@@ -39,6 +57,16 @@ _HOME = {
     "FSDPModuleConfig": "pass_plan",
     "PassPlan": "pass_plan",
     "create_sharding_plan_from_yaml": "pass_plan",
+    "GraphPass": "passes.base",
+    "PassPipeline": "passes.pipeline",
+    "AutoOverlapPass": "passes.overlap.schedule",
+    "CanonicalizeGraphPass": "passes.cleanup",
+    "DeadCodeEliminationPass": "passes.cleanup",
+    "FSDPPass": "passes.parallel.fsdp_pass",
+    "GraphTrainer": "trainer",
+    "JointGraph": "tracer.joint_graph",
+    "run_traced_graph": "tracer.capture",
+    "trace_model_graph": "tracer.capture",
 }
 
 

@@ -1,0 +1,164 @@
+"""Every torch API that torch calls private, behind one door (G3).
+
+In: nothing. Out: plain functions with our own names. Each looks its torch API up when it is needed and, where
+it is missing, raises an error that names the API and the torch version that has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.fx import GraphModule
+
+TORCH_NEEDED = ">=2.13,<2.15"
+
+
+def lookup(path: str) -> Any:
+    """The object at a dotted path, or an error that says which torch is needed."""
+    parts = path.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:cut]))
+        except ImportError:
+            continue
+        try:
+            for name in parts[cut:]:
+                found = getattr(found, name)
+        except AttributeError:
+            break
+        return found
+    raise RuntimeError(
+        f"torch {torch.__version__} has no {path}, which Graph Mode is built on; install torch{TORCH_NEEDED}"
+    )
+
+
+pytree = importlib.import_module("torch.utils._pytree")
+
+
+def new_fake_mode() -> Any:
+    """A fake mode with static shapes that lets real constants in."""
+    return lookup("torch._subclasses.FakeTensorMode")(allow_non_fake_inputs=True)
+
+
+def is_fake(value: object) -> bool:
+    return isinstance(value, lookup("torch._subclasses.FakeTensor"))
+
+
+@contextlib.contextmanager
+def capturing(fake_mode: Any) -> Iterator[None]:
+    """Everything that must be on while the step is traced: fake tensors, node meta, one autograd thread."""
+    tracing = lookup("torch._guards.tracing")
+    context = lookup("torch._guards.TracingContext")
+    preserve = lookup("torch.fx.traceback.preserve_node_meta")
+    non_strict = lookup("torch.compiler._non_strict_tracing_context")
+    # A torch.compile'd function inside the step is traced through instead of refused.
+    nested = lookup("torch._dynamo.config").patch(error_on_nested_fx_trace=False)
+    with (
+        fake_mode,
+        tracing(context(fake_mode)),
+        preserve(),
+        nested,
+        torch.autograd.set_multithreading_enabled(False),
+        non_strict(),
+    ):
+        yield
+
+
+def tagged_backward() -> contextlib.AbstractContextManager[None]:
+    """Within it the autograd engine tags the nodes that it produces."""
+    return lookup("torch.compiler._patch_engine_backward")()
+
+
+def trace_to_graph(function: Callable[..., Any], args: Sequence[Any]) -> GraphModule:
+    make_fx = lookup("torch.fx.experimental.proxy_tensor.make_fx")
+    return make_fx(function, record_stack_traces=False)(*args)
+
+
+def nodes_so_far() -> int:
+    """The number of nodes of the graph that is being traced."""
+    mode = lookup("torch.fx.experimental.proxy_tensor.get_proxy_mode")()
+    return len(mode.tracer.graph.nodes)
+
+
+def data_dependent_errors() -> tuple[type[BaseException], ...]:
+    """What torch raises when Python asks a fake tensor for its data."""
+    return (
+        lookup("torch._subclasses.fake_tensor.DataDependentOutputException"),
+        lookup("torch._subclasses.fake_tensor.DynamicOutputShapeException"),
+        lookup("torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode"),
+    )
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """A number that is equal for tensors that share a storage."""
+    return tensor.untyped_storage()._cdata
+
+
+def eager_wrappers() -> dict[type, str]:
+    """Wrapper classes that own the parameters' communication already."""
+    return {
+        lookup("torch.nn.parallel.DistributedDataParallel"): "DistributedDataParallel",
+        lookup("torch.nn.DataParallel"): "DataParallel",
+        lookup("torch.distributed.fsdp.FullyShardedDataParallel"): "FullyShardedDataParallel",
+        lookup("torch.distributed.fsdp.FSDPModule"): "fully_shard (or replicate)",
+    }
+
+
+def tensor_hooks(parameter: torch.Tensor) -> list[str]:
+    """The kinds of hooks that sit on a tensor."""
+    kinds = {"_backward_hooks": "register_hook", "_post_accumulate_grad_hooks": "register_post_accumulate_grad_hook"}
+    return [name for attribute, name in kinds.items() if getattr(parameter, attribute, None)]
+
+
+def backward_hooks(module: nn.Module) -> bool:
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
+    return module._forward_pre_hooks, module._forward_hooks
+
+
+def global_backward_hooks() -> bool:
+    home = lookup("torch.nn.modules.module")
+    return bool(home._global_backward_hooks or home._global_backward_pre_hooks)
+
+
+def tensor_slots(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The module's own dictionaries of parameters and buffers."""
+    return module._parameters, module._buffers
+
+
+def child_slots(module: nn.Module) -> dict[str, Any]:
+    return module._modules
+
+
+def strided_shard(dim: int, split_factor: int) -> Any:
+    """The placement of a dim that the tensor-parallel axis has cut before the data-parallel axis."""
+    return lookup("torch.distributed.tensor.placement_types._StridedShard")(dim, split_factor=split_factor)
+
+
+def shards_of(spec: Any, dim: int) -> int:
+    return spec.num_shards_map[dim]
+
+
+def dtensor_spec(tensor: Any) -> Any:
+    return tensor._spec
+
+
+def concatenate_meshes(meshes: list[DeviceMesh]) -> DeviceMesh:
+    return lookup("torch.distributed.device_mesh.DeviceMesh._concatenate")(meshes)
+
+
+def chunk_cat(tensors: list[torch.Tensor], chunks: int, out: torch.Tensor) -> None:
+    """Cut each tensor's dim 0 into padded chunks; row r of `out` is chunk r of all tensors."""
+    torch._chunk_cat(tensors, 0, chunks, out=out)
+
+
+def clear_autocast_cache() -> None:
+    torch.clear_autocast_cache()

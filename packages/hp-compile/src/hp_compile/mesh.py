@@ -1,0 +1,184 @@
+"""The data-parallel group: from the caller's mesh context, else from the world.
+
+In: `PassConfig` and maybe a mesh context. Out: `DataParallelMesh` (or None), and a config with resolved degrees.
+Every fault here is raised before a collective has been issued.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from hp_compile.pass_config import PassConfig
+
+
+@dataclass(frozen=True)
+class MeshAxis:
+    """One axis of the data-parallel mesh; `group_name` is the process group's own name (G15)."""
+
+    name: str
+    size: int
+    rank: int
+    group: Any
+    group_name: str
+
+
+@dataclass(frozen=True)
+class DataParallelMesh:
+    """The axes over which parameters are sharded and replicated; a size-1 axis is kept, it says what was asked."""
+
+    mode: str
+    device_mesh: DeviceMesh
+    shard: MeshAxis | None
+    replicate: MeshAxis | None
+
+    @property
+    def size(self) -> int:
+        return self.shard_size * self.replicate_size
+
+    @property
+    def shard_size(self) -> int:
+        return self.shard.size if self.shard else 1
+
+    @property
+    def replicate_size(self) -> int:
+        return self.replicate.size if self.replicate else 1
+
+    @property
+    def axes(self) -> list[MeshAxis]:
+        return [axis for axis in (self.replicate, self.shard) if axis is not None]
+
+    @property
+    def rank(self) -> int:
+        """Place of this rank in the whole data-parallel group."""
+        at = self.shard.rank if self.shard else 0
+        return at + self.shard_size * (self.replicate.rank if self.replicate else 0)
+
+    def placements(self, sharded: bool) -> tuple[Placement, ...]:
+        """Placements over `device_mesh` of a parameter that is sharded on dim 0, or of a replica."""
+        if self.mode == "ddp" or not sharded:
+            return (Replicate(),) * self.device_mesh.ndim
+        return (Shard(0),) if self.mode == "fsdp" else (Replicate(), Shard(0))
+
+
+def resolve_mesh(
+    config: PassConfig, mesh_context: Any = None, device_type: str = "cpu"
+) -> tuple[DataParallelMesh | None, PassConfig]:
+    """The data-parallel mesh and a copy of the config with its degrees filled in.
+
+    Raises:
+        ValueError: a degree that does not fit, or a mesh context without the needed dims.
+        RuntimeError: a degree above 1 without an initialised process group.
+    """
+    if not config.fsdp_enabled:
+        return None, replace(config)
+    if mesh_context is not None:
+        mesh = _mesh_of_context(config, mesh_context)
+    elif dist.is_available() and dist.is_initialized():
+        mesh = _mesh_of_world(config, device_type)
+    else:
+        for name in ("fsdp_degree", "dp_replicate_degree"):
+            if (getattr(config, name) or 1) > 1:
+                raise RuntimeError(
+                    f"{name}={getattr(config, name)}, but torch.distributed is not initialised; start with torchrun "
+                    "and call torch.distributed.init_process_group first, or leave the degree None"
+                )
+        return None, replace(config)
+    resolved = _with_axes(config, mesh)
+    for name, size in (("fsdp_degree", resolved.shard_size), ("dp_replicate_degree", resolved.replicate_size)):
+        asked = getattr(config, name)
+        if asked is not None and asked != size:
+            raise ValueError(
+                f"{name}={asked}, but the mesh's axis for it has {size} ranks; set it to {size} or None"
+                + _hsdp_hint(config)
+            )
+    sizes = resolved.shard_size, resolved.replicate_size
+    return resolved, replace(config, fsdp_degree=sizes[0], dp_replicate_degree=sizes[1])
+
+
+def _hsdp_hint(config: PassConfig) -> str:
+    if config.dp_mode != "fsdp":
+        return ""
+    return "; to shard over a part of the group and replicate over the rest, set dp_mode='hsdp'"
+
+
+def _mesh_of_world(config: PassConfig, device_type: str) -> DeviceMesh:
+    world = dist.get_world_size()
+    if config.dp_mode == "hsdp":
+        replicas = config.dp_replicate_degree
+        shards = config.fsdp_degree or (world // replicas if replicas else world)
+        replicas = replicas or max(world // shards, 1)
+        if replicas * shards != world:
+            raise ValueError(
+                f"dp_replicate_degree × fsdp_degree = {replicas} × {shards} is not the world size {world}; choose "
+                "degrees whose product it is, or give a mesh_context"
+            )
+        return init_device_mesh(device_type, (replicas, shards), mesh_dim_names=("fsdp_replicate", "fsdp_shard"))
+    name = "fsdp_degree" if config.dp_mode == "fsdp" else "dp_replicate_degree"
+    asked = getattr(config, name)
+    if asked is not None and asked != world:
+        raise ValueError(
+            f"{name}={asked} is not the world size {world}; set it to {world} or None, or give a mesh_context"
+            + _hsdp_hint(config)
+        )
+    return init_device_mesh(device_type, (world,), mesh_dim_names=("dp",))
+
+
+def _mesh_of_context(config: PassConfig, context: Any) -> DeviceMesh:
+    mesh = getattr(context, "fsdp_non_moe_mesh", None)
+    if mesh is not None:
+        names = mesh.mesh_dim_names or ()
+        if "fsdp_shard" not in names:
+            raise ValueError(f"mesh_context.fsdp_non_moe_mesh has dims {names}; it needs 'fsdp_shard'")
+        replicas = mesh["fsdp_replicate"].size() if "fsdp_replicate" in names else None
+        if config.dp_mode == "hsdp":
+            if replicas is None:
+                raise ValueError(
+                    f"dp_mode='hsdp', but mesh_context.fsdp_non_moe_mesh has dims {names}; it needs 'fsdp_replicate' "
+                    "and 'fsdp_shard'"
+                )
+            return mesh["fsdp_replicate", "fsdp_shard"]
+        if (replicas or 1) > 1 and (config.dp_mode == "fsdp" or mesh["fsdp_shard"].size() > 1):
+            raise ValueError(
+                f"dp_mode={config.dp_mode!r}, but mesh_context.fsdp_non_moe_mesh has {replicas} replicas on "
+                "'fsdp_replicate', which would drift apart; set dp_mode='hsdp'"
+            )
+        return mesh["fsdp_replicate"] if (replicas or 1) > 1 else mesh["fsdp_shard"]
+    mesh = getattr(context, "device_mesh", None)
+    if mesh is None:
+        raise ValueError(
+            f"mesh_context ({type(context).__name__}) has neither fsdp_non_moe_mesh (dim 'fsdp_shard') nor device_mesh "
+            "(dim 'dp')"
+        )
+    names = mesh.mesh_dim_names or ()
+    if config.dp_mode == "hsdp":
+        raise ValueError(
+            f"dp_mode='hsdp' needs mesh_context.fsdp_non_moe_mesh with dims 'fsdp_replicate' and 'fsdp_shard'; "
+            f"device_mesh has dims {names}"
+        )
+    if "dp" not in names:
+        raise ValueError(f"mesh_context.device_mesh has dims {names}; it needs 'dp'")
+    return mesh["dp"] if mesh.ndim > 1 else mesh
+
+
+def _with_axes(config: PassConfig, mesh: DeviceMesh) -> DataParallelMesh:
+    axes = [
+        MeshAxis(
+            name=(mesh.mesh_dim_names or ("dp",) * mesh.ndim)[dim],
+            size=mesh.size(dim),
+            rank=mesh.get_local_rank(dim),
+            group=mesh.get_group(dim),
+            group_name=mesh.get_group(dim).group_name,
+        )
+        for dim in range(mesh.ndim)
+    ]
+    if config.dp_mode == "hsdp":
+        return DataParallelMesh("hsdp", mesh, shard=axes[1], replicate=axes[0])
+    if config.dp_mode == "ddp":
+        return DataParallelMesh("ddp", mesh, shard=None, replicate=axes[0])
+    return DataParallelMesh("fsdp", mesh, shard=axes[0], replicate=None)

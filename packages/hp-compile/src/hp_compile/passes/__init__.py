@@ -1,0 +1,1 @@
+"""Passes over a captured step, and the pipeline that runs them."""

@@ -1,0 +1,1 @@
+"""Passes that partition a step over ranks."""

@@ -1,0 +1,363 @@
+"""The data-parallel pass: gathers before use, reductions after the last gradient of a unit (G10 to G18).
+
+In: a captured graph over whole parameters. Out: the same step over shards (fsdp, hsdp) or replicas (ddp), the live
+model partitioned in place. Order of events per unit: gather, forward; gather again, backward; reduce.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch.fx import GraphModule, Node
+
+from hp_compile.mesh import DataParallelMesh, MeshAxis, resolve_mesh
+from hp_compile.pass_config import PassConfig
+from hp_compile.passes.base import GraphPass
+from hp_compile.passes.parallel.buckets import (
+    ReductionBucket,
+    reduction_buckets,
+    reduction_layout,
+    split_by_size,
+)
+from hp_compile.passes.parallel.collectives import (
+    CommKind,
+    CommTag,
+    gather_inputs,
+    gradient_views,
+    reduction_for,
+    reduction_input,
+)
+from hp_compile.passes.parallel.shards import partition_model
+from hp_compile.passes.parallel.units import Unit, resolve_units
+from hp_compile.passes.parallel.views import is_view_of_first
+from hp_compile.tracer.joint_graph import JointGraph, is_backward, output_node, results_of
+from hp_compile.tracer.repair import give_outputs_their_own_storage
+from hp_compile.tracer.state import StateSlot, contiguous_stride, scan_state, shard_info
+
+c10d = torch.ops._c10d_functional
+Region = Literal["forward", "backward"]
+
+
+class FSDPPass(GraphPass):
+    """Partitions parameters and gradients over the data-parallel mesh. One rank: nothing to do."""
+
+    name: ClassVar[str] = "fsdp"
+
+    def run(
+        self,
+        graph_module: GraphModule,
+        pass_config: PassConfig,
+        *,
+        model: torch.nn.Module,
+        joint_graph: JointGraph,
+        pass_plan: Any = None,
+        mesh: DataParallelMesh | None = None,
+    ) -> GraphModule:
+        if mesh is None:
+            mesh, pass_config = resolve_mesh(pass_config)
+        if mesh is None or mesh.size == 1:
+            return graph_module
+        units = resolve_units(model, pass_plan, reshard=pass_config.fsdp_reshard_after_forward)
+        partition_model(model, units, mesh)
+        rewrite = _Rewrite(graph_module, joint_graph, pass_config, mesh, scan_state(model))
+        for unit in units:
+            rewrite.gather(unit)
+        if pass_config.reduce_every == "train_step":
+            present = joint_graph.gradient_positions()
+            for bucket in reduction_buckets(units, present, rewrite.slots, pass_config, rewrite.reduced_dtype):
+                rewrite.reduce(bucket)
+        else:
+            rewrite.keep_local_gradients()
+        rewrite.finish()
+        if pass_config.reduce_every == "optimizer_step":
+            strides = {fqn: contiguous_stride(slot.full_shape) for fqn, slot in rewrite.slots.items()}
+            give_outputs_their_own_storage(graph_module, joint_graph.outputs, strides)
+        return graph_module
+
+
+class _Rewrite:
+    """Edits one graph; nodes are inserted, never re-ordered."""
+
+    def __init__(
+        self,
+        graph_module: GraphModule,
+        joint: JointGraph,
+        config: PassConfig,
+        mesh: DataParallelMesh,
+        slots: list[StateSlot],
+    ) -> None:
+        self.graph, self.joint, self.config, self.mesh = graph_module.graph, joint, config, mesh
+        self.slots = {slot.fqn: slot for slot in slots if slot.is_param}
+        self.state = joint.state_nodes(graph_module)
+        self.output = output_node(graph_module)
+        self.results = results_of(self.output)
+        self.positions = joint.gradient_positions()
+        self.order = {node: at for at, node in enumerate(self.graph.nodes)}
+        self._bucket = 0
+        self._sources: dict[str, Node] = {}
+        self._strip_gradient_casts()
+
+    # ---- gathers ----
+
+    def gather(self, unit: Unit) -> None:
+        params = []
+        for fqn in unit.params:
+            info = shard_info(self.slots[fqn].tensor)
+            if info is not None and info.sharded:
+                params.append(fqn)
+        groups: dict[torch.dtype, list[str]] = {}
+        for fqn in params:
+            groups.setdefault(self._source(fqn).meta["val"].dtype, []).append(fqn)
+        for fqns in groups.values():
+            for part in split_by_size(fqns, self.slots, self.config.bucket_mb):
+                self._gather_bucket(unit, part)
+
+    def _source(self, fqn: str) -> Node:
+        """What forward computes with: the placeholder, or its cast to the traced dtype."""
+        node = self.state[fqn]
+        users = list(node.users)
+        return users[0] if len(users) == 1 and users[0].meta.get("hp_cast") == fqn else node
+
+    def _gather_bucket(self, unit: Unit, fqns: list[str]) -> None:
+        forward: dict[str, list[Node]] = {}
+        backward: dict[str, list[tuple[Node, Node]]] = {}
+        for fqn in fqns:
+            source = self._source_of(fqn)
+            _refuse_writes(fqn, source)
+            uses = [user for user in source.users if not is_backward(user)]
+            late = _backward_uses(source)
+            if not unit.reshard and (uses or late):
+                forward[fqn] = list(source.users)
+            elif uses or not late:
+                forward.update({fqn: uses} if uses else {})
+                backward.update({fqn: late} if late else {})
+            else:
+                backward[fqn] = late
+        early: dict[str, Node] = {}
+        if forward:
+            first = min((user for users in forward.values() for user in users), key=self._at)
+            region: Region = "backward" if is_backward(first) else "forward"
+            early = self._insert_gather(unit, list(forward), first, region)
+            for fqn, users in forward.items():
+                for user in users:
+                    user.replace_input_with(self._source_of(fqn), early[fqn])
+        if backward:
+            first = min((user for pairs in backward.values() for user, _ in pairs), key=self._at)
+            gathered = self._insert_gather(unit, list(backward), first, "backward")
+            again = {self._source_of(fqn): gathered[fqn] for fqn in backward}
+            # Views in forward hang on the first gather by now.
+            again.update({early[fqn]: gathered[fqn] for fqn in backward if fqn in early})
+            self._rebuild_views(backward, again, first)
+        for fqn in fqns:
+            source = self._source_of(fqn)
+            if source is not self.state[fqn] and not source.users:
+                self.graph.erase_node(source)
+        self._sources.clear()
+
+    def _source_of(self, fqn: str) -> Node:
+        """Like `_source`, remembered: while a bucket is rewritten its users change."""
+        return self._sources.setdefault(fqn, self._source(fqn))
+
+    def _insert_gather(self, unit: Unit, fqns: list[str], before: Node, region: Region) -> dict[str, Node]:
+        axis = self.mesh.shard
+        assert axis is not None
+        full = {fqn: self.slots[fqn].full_shape for fqn in fqns}
+        dtype = self._source_of(fqns[0]).meta["val"].dtype
+        rows = [-(-full[fqn][0] // axis.size) for fqn in fqns]
+        numel = sum(count * axis.size * full[fqn][1:].numel() for fqn, count in zip(fqns, rows, strict=True))
+        shards: Any = [self.state[fqn] for fqn in fqns]
+        whole = all(full[fqn][0] % axis.size == 0 and self.state[fqn].meta["val"].dtype == dtype for fqn in fqns)
+        tag = self._tagger("all_gather", unit.fqn, region, axis, dtype, numel)
+        gathered = {}
+        with self.graph.inserting_before(before):
+            if not whole:
+                shards = self._call(gather_inputs, (shards, rows, dtype), tag("prepare"), region, before)
+            launch = self._call(
+                c10d.all_gather_into_tensor_coalesced.default,
+                (shards, axis.size, axis.group_name),
+                tag("launch"),
+                region,
+                before,
+            )
+            for at, fqn in enumerate(fqns):
+                item = self._call(operator.getitem, (launch, at), tag("finish"), region, before)
+                ready = self._call(c10d.wait_tensor.default, (item,), tag("wait"), region, before)
+                if rows[at] * axis.size != full[fqn][0]:
+                    ready = self._call(
+                        torch.ops.aten.slice.Tensor, (ready, 0, 0, full[fqn][0]), tag("finish"), region, before
+                    )
+                ready.meta["val"] = self._source_of(fqn).meta["val"]
+                gathered[fqn] = ready
+        return gathered
+
+    def _rebuild_views(self, uses: dict[str, list[tuple[Node, Node]]], rebuilt: dict[Node, Node], before: Node) -> None:
+        """Backward reads views that forward made of the parameter: make them again from the second gather."""
+
+        def rebuild(node: Node) -> Node:
+            if node not in rebuilt:
+                base = rebuild(node.all_input_nodes[0])
+                with self.graph.inserting_before(before):
+                    copy = self.graph.create_node(node.op, node.target, (base, *node.args[1:]), dict(node.kwargs))
+                copy.meta.update(node.meta, hp_backward=True)
+                rebuilt[node] = copy
+            return rebuilt[node]
+
+        for pairs in uses.values():
+            for user, read in pairs:
+                user.replace_input_with(read, rebuild(read))
+
+    # ---- reductions ----
+
+    def reduced_dtype(self, fqn: str) -> torch.dtype:
+        return self.joint.reduce_dtypes.get(fqn) or self.results[self.positions[fqn]].meta["val"].dtype
+
+    def _strip_gradient_casts(self) -> None:
+        """Casts of gradients become part of the reduction, and its result has its own storage anyway."""
+        for fqn, at in self.positions.items():
+            node = self.results[at]
+            while node.meta.get("hp_cast") == fqn or node.meta.get("hp_own"):
+                node = node.all_input_nodes[0]
+            self.results[at] = node
+
+    def keep_local_gradients(self) -> None:
+        """Gradients leave the graph whole, in the dtype in which they accumulate until the optimizer step."""
+        for fqn, at in self.positions.items():
+            node = self.results[at]
+            dtype = self.reduced_dtype(fqn)
+            if node.meta["val"].dtype != dtype:
+                with self.graph.inserting_before(self.output):
+                    cast = self.graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": dtype})
+                cast.meta.update(val=node.meta["val"].to(dtype), hp_backward=True)
+                self.results[at] = cast
+
+    def reduce(self, bucket: ReductionBucket) -> None:
+        chunks, numel, shapes, offsets = reduction_layout(bucket, self.slots, self.mesh)
+        how = reduction_for(self.config.grad_reduce, bucket.reduce_dtype, self.mesh.size)
+        grads = [self.results[self.positions[fqn]] for fqn in bucket.params]
+        last = max(grads, key=self._at)
+        mesh, region = self.mesh, "backward"
+        kind: CommKind = "reduce_scatter" if chunks > 1 else "all_reduce"
+        axes = [axis for axis in mesh.axes if axis.size > 1]
+        tag = self._tagger(kind, bucket.unit, region, axes[-1], bucket.reduce_dtype, numel)
+        cursor = self._after(last)
+        with self.graph.inserting_before(cursor):
+            flat = self._call(
+                reduction_input,
+                (grads, chunks, numel, bucket.reduce_dtype, how.predivide),
+                tag("prepare"),
+                region,
+                last,
+            )
+            if chunks > 1:
+                assert mesh.shard is not None
+                scatter = (flat, how.op, chunks, mesh.shard.group_name)
+                flat = self._call(c10d.reduce_scatter_tensor.default, scatter, tag("launch"), region, last)
+                flat = self._call(c10d.wait_tensor.default, (flat,), tag("wait"), region, last)
+            for axis in mesh.axes:
+                if axis.size > 1 and not (bucket.sharded and axis is mesh.shard):
+                    again = self._tagger(
+                        "all_reduce", bucket.unit, region, axis, bucket.reduce_dtype, numel // chunks, same=True
+                    )
+                    reduce = (flat, how.op, axis.group_name)
+                    flat = self._call(c10d.all_reduce_.default, reduce, again("launch"), region, last)
+                    flat = self._call(c10d.wait_tensor.default, (flat,), again("wait"), region, last)
+            args = (flat, shapes, offsets, bucket.master_dtype, how.postdivide)
+            views = self._call(gradient_views, args, tag("finish"), region, last)
+            for at, fqn in enumerate(bucket.params):
+                item = self._call(operator.getitem, (views, at), tag("finish"), region, last)
+                shape = torch.Size(shapes[at])
+                item.meta["val"] = torch.empty(shape, dtype=bucket.master_dtype, device="meta")
+                self.results[self.positions[fqn]] = item
+
+    # ---- common ----
+
+    def finish(self) -> None:
+        self.output.args = (self.results,)
+        for node in reversed(self.graph.nodes):
+            if not node.users and (node.meta.get("hp_cast") or node.meta.get("hp_own")):
+                self.graph.erase_node(node)
+
+    def _at(self, node: Node) -> int:
+        return self.order[node]
+
+    def _after(self, node: Node) -> Node:
+        """Where a reduction goes: right behind its last gradient (and behind reductions already there)."""
+        cursor = node.next
+        while "hp_comm" in cursor.meta and cursor not in self.order:
+            cursor = cursor.next
+        return cursor
+
+    def _call(self, target: Any, args: tuple[Any, ...], tag: CommTag, region: str, near: Node) -> Node:
+        node = self.graph.call_function(target, args)
+        node.meta.update(hp_comm=tag, hp_backward=region == "backward", hp_module=near.meta.get("hp_module", ""))
+        return node
+
+    def _tagger(
+        self,
+        kind: CommKind,
+        unit: str,
+        region: Any,
+        axis: MeshAxis,
+        dtype: torch.dtype,
+        numel: int,
+        same: bool = False,
+    ) -> Callable[[Any], CommTag]:
+        """Tags for a new bucket, or (`same`) for a second collective of the bucket before."""
+        self._bucket += not same
+        bucket = self._bucket
+        nbytes = numel * dtype.itemsize
+
+        def tag(stage: Any) -> CommTag:
+            return CommTag(kind, stage, unit, region, bucket, axis.name, str(dtype), numel, nbytes)
+
+        return tag
+
+
+def _refuse_writes(fqn: str, source: Node) -> None:
+    """A write would go to the gathered copy and be lost with it."""
+    pending = [source]
+    while pending:
+        node = pending.pop()
+        for user in node.users:
+            schema = getattr(user.target, "_schema", None)
+            written = schema is not None and any(
+                argument.alias_info is not None and argument.alias_info.is_write and given is node
+                for argument, given in zip(schema.arguments, user.args, strict=False)
+            )
+            if written:
+                raise RuntimeError(
+                    f"forward writes to parameter {fqn!r} in place ({user.target}), which is not possible while it is "
+                    "sharded; move the write behind optimizer_step, or leave the parameter out of the plan"
+                )
+            if is_view_of_first(user, node):
+                pending.append(user)
+
+
+def _backward_uses(source: Node) -> list[tuple[Node, Node]]:
+    """(user, what it reads) for each backward node that reads the parameter or a forward view of it."""
+    found, pending = [], [source]
+    while pending:
+        node = pending.pop()
+        for user in node.users:
+            if is_backward(user) or user.op == "output":
+                found.append((user, node))
+            elif is_view_of_first(user, node):
+                pending.append(user)
+    return found
+
+
+def collective_schedule(graph_module: GraphModule) -> list[tuple[Any, ...]]:
+    """The collectives of a graph in order, without names that differ between ranks (G7)."""
+    schedule: list[tuple[Any, ...]] = []
+    for node in graph_module.graph.nodes:
+        tag = node.meta.get("hp_comm")
+        if tag is not None and tag.stage == "launch":
+            schedule.append((tag.kind, tag.axis, tag.dtype, tag.numel, tag.unit))
+        elif tag is None and getattr(node.target, "namespace", "") in ("_c10d_functional", "c10d"):
+            value = node.meta.get("val")
+            shape = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+            schedule.append((str(node.target), shape))
+    return schedule

@@ -1,0 +1,462 @@
+"""GraphTrainer: compile a whole training step once, then run it.
+
+In: a model, a `train_fn`, a `PassConfig` and maybe a `PassPlan`. Out: losses, an optimizer on local shards, and state
+that can be checkpointed. Order of events in a compile: capture → agree → partition → passes → agree → run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.fx import GraphModule
+
+from hp_compile import _torch_compat as compat
+from hp_compile.mesh import resolve_mesh
+from hp_compile.pass_config import PassConfig
+from hp_compile.pass_plan import PassPlan
+from hp_compile.passes.parallel.fsdp_pass import collective_schedule
+from hp_compile.passes.parallel.reducer import LocalGradients
+from hp_compile.passes.parallel.shards import partition_model, plain_tensor_parallel
+from hp_compile.passes.parallel.units import Unit, capture_precision, resolve_units
+from hp_compile.passes.pipeline import PassPipeline
+from hp_compile.tracer.capture import TrainFn, capture
+from hp_compile.tracer.checks import refuse_open_autocast, refuse_what_capture_would_skip
+from hp_compile.tracer.joint_graph import JointGraph
+from hp_compile.tracer.signature import FlatInputs, flatten_inputs
+from hp_compile.tracer.state import local_tensor, scan_state, shard_info
+from hp_compile.training import checkpoint, report
+from hp_compile.training.agreement import FAULT, HIT, MISS, Agreement, schedule_hash
+from hp_compile.training.device import resolve_device
+from hp_compile.training.graph_cache import CompiledStep, GraphCache
+from hp_compile.training.meta_init import materialize, unready
+from hp_compile.training.optimizer import OptimizerConfig, OptimizerFactory, build_optimizer, clip_gradients
+from hp_compile.training.shard_guard import ShardGuard
+from hp_compile.training.watch import ModelWatch
+
+log = logging.getLogger("hp_compile")
+
+
+class GraphTrainer:
+    """Captures, partitions and runs whole training steps of one model.
+
+    Args:
+        model: any `nn.Module`, on any device or on meta.
+        train_fn: `train_fn(model, input, label) -> loss`, a floating scalar; input and label are any pytrees.
+        pass_config: how to partition. It is copied, never changed.
+        pass_plan: what to shard; None makes a unit of each child of every outermost ModuleList or ModuleDict.
+        optimizer_config: keys of the built-in Adam (`lr`, `betas`, `eps`, `weight_decay`) and `grad_clip`.
+        device: None tries npu, cuda, cpu.
+        mesh_context: anything with `fsdp_non_moe_mesh` or `device_mesh`; its groups are used.
+        optimizer_factory: `factory(params) -> Optimizer` in place of Adam.
+        max_graphs: how many signatures are kept compiled.
+        sync_module_states: take the first rank's weights instead of comparing them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train_fn: TrainFn,
+        pass_config: PassConfig,
+        pass_plan: PassPlan | None = None,
+        optimizer_config: dict[str, Any] | None = None,
+        device: str | torch.device | None = None,
+        mesh_context: Any = None,
+        *,
+        optimizer_factory: OptimizerFactory | None = None,
+        max_graphs: int = 8,
+        sync_module_states: bool = False,
+    ) -> None:
+        for value, wanted, name in (
+            (model, nn.Module, "model"),
+            (pass_config, PassConfig, "pass_config"),
+            (pass_plan, (PassPlan, type(None)), "pass_plan"),
+        ):
+            if not isinstance(value, wanted):
+                raise TypeError(f"{name} is a {type(value).__name__}; see the signature of GraphTrainer")
+        if not callable(train_fn):
+            raise TypeError(
+                f"train_fn is a {type(train_fn).__name__}; it must be train_fn(model, input, label) -> loss"
+            )
+        self.model, self.train_fn = model, train_fn
+        self._config = copy.copy(pass_config)
+        self.pipeline = PassPipeline.from_config(self._config, pass_plan)
+        self._plan = pass_plan
+        self._mesh_context = mesh_context
+        self._optimizer_config = OptimizerConfig.read(optimizer_config)
+        self._optimizer_factory = optimizer_factory
+        self._sync = sync_module_states
+        self._graphs = GraphCache(max_graphs)
+        self._pre_hook: Callable[[], None] | None = None
+        self._hook_called = False
+        self.device = resolve_device(device)
+        self._partitioned = False
+        self._mesh_known = False
+        self._mesh: Any = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._local_gradients: LocalGradients | None = None
+        self._agreement = Agreement(None)
+        self._warned_floats = False
+        if not any(parameter.is_meta for parameter in model.parameters()):
+            model.to(self.device)
+
+    # ---- what a user calls ----
+
+    def compile(self, sample_input: Any, sample_label: Any) -> None:
+        """Compile for these inputs now instead of in the first step. A second call does nothing but say so."""
+        if self._graphs.newest() is not None:
+            log.info("compile: already compiled; further signatures are compiled when a step brings them")
+            return
+        self._step_for("train", sample_input, sample_label)
+
+    def train_step(self, input: Any, label: Any) -> torch.Tensor:
+        """Forward, backward and reduction; adds to the gradients. Returns this rank's own loss, 0-d and detached.
+
+        Raises:
+            TypeError, ValueError: input, label or loss are not what a graph can take (named by path).
+            RuntimeError: the model changed, or the ranks would issue different collectives.
+        """
+        step, flat = self._step_for("train", input, label)
+        outputs = self._run(step, flat)
+        if self._local_gradients is not None and self._mesh is not None and self._mesh.size > 1:
+            self._local_gradients.add(step.joint, outputs)
+        else:
+            self._add_gradients(step.joint, outputs)
+        return outputs[0]
+
+    def eval_step(self, input: Any, label: Any) -> torch.Tensor:
+        """The loss alone: forward over the shards, in the model's present mode, without gradients."""
+        step, flat = self._step_for("eval", input, label)
+        return self._run(step, flat)[0]
+
+    def optimizer_step(self) -> torch.Tensor | None:
+        """Clip, step, zero the gradients. Returns the norm before clipping if `grad_clip` is set.
+
+        Raises:
+            RuntimeError: there are no gradients.
+        """
+        optimizer = self._optimizer
+        if optimizer is None:
+            raise RuntimeError("optimizer_step before any train_step: there are no gradients to apply")
+        if self._local_gradients is not None and self._mesh is not None and self._mesh.size > 1:
+            self._local_gradients.reduce_into_parameters(self._agreement)
+        params = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if all(parameter.grad is None for parameter in params):
+            raise RuntimeError("optimizer_step without gradients: call train_step at least once since the last one")
+        norm = None
+        if self._optimizer_config.grad_clip is not None:
+            norm = clip_gradients(self.model.parameters(), self._optimizer_config.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def train(
+        self,
+        dataloader: Iterable[tuple[Any, Any]],
+        max_steps: int | None = None,
+        log_interval: int | None = None,
+        log_fn: Callable[[int, dict[str, Any]], None] | None = None,
+        accumulation_steps: int = 1,
+    ) -> list[float]:
+        """One optimizer step per `accumulation_steps` batches `(input, label)`; returns the mean loss of each.
+
+        `max_steps` counts optimizer steps. Every `log_interval` of them `log_fn(step, {"loss", "grad_norm"})` is
+        called (or a line logged). Batches at the end that do not fill a step raise.
+        """
+        for name, value in (("max_steps", max_steps), ("log_interval", log_interval)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name}={value!r} is not allowed; allowed: None or an integer of at least 1")
+        if not isinstance(accumulation_steps, int) or accumulation_steps < 1:
+            raise ValueError(f"accumulation_steps={accumulation_steps!r} is not allowed; allowed: at least 1")
+        losses: list[float] = []
+        pending: list[torch.Tensor] = []
+        for batch in dataloader:
+            if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+                raise ValueError(f"the dataloader gave a {type(batch).__name__}; a batch is a pair (input, label)")
+            pending.append(self.train_step(batch[0], batch[1]))
+            if len(pending) < accumulation_steps:
+                continue
+            norm = self.optimizer_step()
+            losses.append(float(torch.stack(pending).mean()))
+            pending.clear()
+            step = len(losses)
+            if log_interval and step % log_interval == 0:
+                metrics = {"loss": losses[-1], "grad_norm": None if norm is None else float(norm)}
+                if log_fn is not None:
+                    log_fn(step, metrics)
+                else:
+                    log.info("step %d: loss %.6f", step, losses[-1])
+            if max_steps is not None and step >= max_steps:
+                break
+        if pending:
+            raise ValueError(
+                f"the dataloader ended after {len(pending)} of {accumulation_steps} batches of a step; their gradients "
+                "are held: give full groups, or call optimizer_step() yourself"
+            )
+        return losses
+
+    @contextlib.contextmanager
+    def full_params(self) -> Any:
+        """Within it `model`'s parameters are whole, for export or inspection; changes to them are dropped."""
+        self._partition()
+        with self._guard.full_params() as model:
+            yield model
+
+    def set_pytree_pre_hook(self, hook: Callable[[], None] | None) -> None:
+        """`hook()` is called once, before the first inputs are read: the place to register pytree nodes."""
+        if hook is not None and not callable(hook):
+            raise TypeError(f"the hook is a {type(hook).__name__}; it is called without arguments")
+        self._pre_hook, self._hook_called = hook, False
+
+    def to(self, device: str | torch.device) -> GraphTrainer:
+        """Move model and later batches; before the first step only."""
+        if self._partitioned:
+            raise RuntimeError(
+                "to() after compile: graphs, shards and optimizer live on the old device; call it before"
+            )
+        self.device = resolve_device(device)
+        if not any(parameter.is_meta for parameter in self.model.parameters()):
+            self.model.to(self.device)
+        return self
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """On the local shards; made (and the model partitioned) when first asked for."""
+        self._partition()
+        assert self._optimizer is not None
+        return self._optimizer
+
+    @property
+    def pass_config(self) -> PassConfig:
+        """The trainer's own copy, with resolved degrees once compiled."""
+        return self._config
+
+    @property
+    def graph_module(self) -> GraphModule:
+        """The newest training graph, after all passes."""
+        return self._newest().graph_module
+
+    @property
+    def joint_graph(self) -> JointGraph:
+        """What the newest training graph was captured as."""
+        return self._newest().joint
+
+    def explain(self) -> str:
+        """Units, shapes, shards, bytes gathered and reduced, and an estimate of peak memory, as a table."""
+        step = self._newest()
+        rows = report.unit_rows(step.graph_module, self._units, scan_state(self.model))
+        head = report.summary_line(
+            step.graph_module, step.joint, self.pipeline.names(), rows, scan_state(self.model), self._mesh
+        )
+        return f"{head}\n{report.table(rows, report.peak_estimate(rows, step.graph_module))}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """`{"model": ..., "optimizer": ...}` by name, in true global shapes; works before compile, too."""
+        self._partition()
+        assert self._optimizer is not None
+        return {
+            "model": dict(self.model.state_dict()),
+            "optimizer": checkpoint.optimizer_state_dict(self.model, self._optimizer),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take a state of the same model, saved on any number of ranks. Nothing changes if it does not fit.
+
+        Raises:
+            ValueError: names, shapes or parameter groups differ; they are listed.
+        """
+        if not isinstance(state_dict, dict) or set(state_dict) != {"model", "optimizer"}:
+            raise ValueError("a trainer's state is {'model': ..., 'optimizer': ...}, as state_dict() gives it")
+        self._partition()
+        assert self._optimizer is not None
+        slots = scan_state(self.model)
+        params = {name for slot in slots if slot.is_param for name in (slot.fqn, *slot.aliases)}
+        buffers = set(self.model.state_dict()) - params
+        checkpoint.check_model_state(slots, state_dict["model"], buffers)
+        checkpoint.load_optimizer_state_dict(self.model, self._optimizer, state_dict["optimizer"])
+        self.model.load_state_dict(state_dict["model"])
+        self._unready.clear()
+
+    # ---- how it works ----
+
+    def _placed(self, input: Any, label: Any) -> FlatInputs:
+        flat = flatten_inputs(input, label)
+        if any(tensor.device != self.device for tensor in flat.tensors):
+            leaves = [leaf.to(self.device) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat.leaves]
+            flat = flatten_inputs(*compat.pytree.tree_unflatten(leaves, flat.spec))
+        return flat
+
+    def _step_for(self, kind: str, input: Any, label: Any) -> tuple[CompiledStep, FlatInputs]:
+        """The graph for these inputs, on every rank, or an error on every rank."""
+        if not self._mesh_known:
+            self._resolve()
+        if not self._partitioned and any(slot.tensor.is_meta for slot in self._watch.slots):
+            self._partition()
+        step, fault = None, None
+        try:
+            if self._pre_hook is not None and not self._hook_called:
+                self._hook_called = True
+                self._pre_hook()
+            flat = self._placed(input, label)
+            refuse_open_autocast()
+            step = self._graphs.find(kind, flat, self._watch.key())
+        except Exception as error:
+            fault = error
+        status = FAULT if fault else HIT if step else MISS
+        verdict = self._agreement.compare(status, step.schedule_hash if step else 0)
+        if verdict.status == FAULT:
+            self._agreement.raise_together(fault)
+        if verdict.status == HIT and verdict.same_schedule:
+            assert step is not None
+            return step, flat
+        joint = None
+        if step is None:
+            try:
+                joint = self._capture(kind, flat)
+            except Exception as error:
+                fault = error
+        if self._agreement.compare(FAULT if fault else HIT, 0).status == FAULT:
+            self._agreement.raise_together(fault)
+        self._partition()
+        if step is None:
+            assert joint is not None
+            step = self._finish_step(kind, flat, joint)
+        if not self._agreement.compare(HIT, step.schedule_hash).same_schedule:
+            self._agreement.schedules_differ(step.schedule)
+        if joint is not None:
+            self._graphs.add(step)
+            self._report(step)
+        return step, flat
+
+    def _resolve(self) -> None:
+        """What needs no communication first: faults of model and plan are raised before the mesh is built."""
+        refuse_what_capture_would_skip(self.model)
+        if any(shard_info(parameter) is not None for parameter in self.model.parameters()):
+            raise RuntimeError(
+                "the model is already partitioned by another GraphTrainer; keep using that one, or build a fresh model"
+            )
+        self._units: list[Unit] = resolve_units(self.model, self._plan, reshard=self._config.fsdp_reshard_after_forward)
+        self._mesh, self._config = resolve_mesh(self._config, self._mesh_context, self.device.type)
+        self.pipeline.pass_config = self._config
+        self._precision = capture_precision(self.model, self._units, self._config)
+        self._agreement = Agreement(self._mesh)
+        self._watch = ModelWatch(self.model)
+        self._guard: Any = None
+        self._unready: set[str] = set()
+        self._mesh_known = True
+
+    def _capture(self, kind: str, flat: FlatInputs) -> JointGraph:
+        if self._unready:
+            raise RuntimeError(
+                f"parameters {sorted(self._unready)[:5]} came on the meta device and their modules have no "
+                "reset_parameters(); load a state first (trainer.load_state_dict)"
+            )
+        if self._graphs.differs_only_in_floats(kind, flat) and not self._warned_floats:
+            self._warned_floats = True
+            log.warning(
+                "a float in input or label changes from step to step and each value is captured anew; pass it as a 0-d "
+                "tensor"
+            )
+        with self._guard.open() if self._guard else contextlib.nullcontext():
+            return capture(self.model, self.train_fn, flat, with_backward=kind == "train", precision=self._precision)
+
+    def _partition(self) -> None:
+        """Shard the live parameters, once; then the optimizer on the shards."""
+        if self._partitioned:
+            return
+        if not self._mesh_known:
+            self._resolve()
+        on_meta = [slot.fqn for slot in scan_state(self.model) if slot.tensor.is_meta]
+        if self._mesh is not None and self._mesh.size > 1:
+            slots = scan_state(self.model)
+            if self._sync and not on_meta:
+                self._agreement.broadcast(slots)
+            elif not on_meta and (different := self._agreement.same_weights(slots)):
+                raise RuntimeError(
+                    f"rank {self._mesh.rank} of the data-parallel group: the ranks start from different weights "
+                    f"({', '.join(different[:5])}); seed every rank alike, or pass sync_module_states=True"
+                )
+            partition_model(self.model, self._units, self._mesh, plain_tensor_parallel(self.model, self._mesh_context))
+        if on_meta:
+            materialize(self.model, self.device, self._mesh)
+            self._unready = unready(self.model, on_meta)
+        self._guard = ShardGuard(self.model, self._mesh)
+        self._optimizer = build_optimizer(
+            list(self.model.parameters()), self._optimizer_config, self._optimizer_factory
+        )
+        if self._config.reduce_every == "optimizer_step":
+            self._local_gradients = LocalGradients(self.model, self._units, self._config, self._mesh)
+        self._watch = ModelWatch(self.model)
+        self._partitioned = True
+
+    def _finish_step(self, kind: str, flat: FlatInputs, joint: JointGraph) -> CompiledStep:
+        graph_module = self.pipeline.run(joint.graph_module, model=self.model, joint_graph=joint, mesh=self._mesh)
+        joint.params = dict(self._watch.by_name)
+        schedule = collective_schedule(graph_module)
+        return CompiledStep(
+            kind, flat.without_data(), self._watch.key(), joint, graph_module, schedule, schedule_hash(schedule)
+        )
+
+    def _report(self, step: CompiledStep) -> None:
+        rows = report.unit_rows(step.graph_module, self._units, scan_state(self.model))
+        names = self.pipeline.names()
+        line = report.summary_line(step.graph_module, step.joint, names, rows, scan_state(self.model), self._mesh)
+        again = (
+            "" if len(self._graphs) == 1 else f" (signature {len(self._graphs)} of at most {self._graphs.max_graphs})"
+        )
+        log.info("%s%s", line, again)
+
+    def _run(self, step: CompiledStep, flat: FlatInputs) -> list[torch.Tensor]:
+        with torch.no_grad():
+            state = [local_tensor(parameter) for parameter in self._watch.params]
+            outputs = step.forward(*state, *self._watch.buffers(), *flat.tensors)
+        if len(outputs) != len(step.joint.outputs):
+            raise RuntimeError(
+                f"the graph gave {len(outputs)} values for {len(step.joint.outputs)} outputs; a pass of the pipeline "
+                "changed the number of outputs"
+            )
+        for label, value in zip(step.joint.outputs, outputs, strict=True):
+            if label.kind == "buffer":
+                self._watch.rebind(label.fqn, value)
+        return outputs
+
+    def _add_gradients(self, joint: JointGraph, outputs: list[torch.Tensor]) -> None:
+        params = self._watch.by_name
+        pairs = [
+            (params[label.fqn], grad, label.fqn)
+            for label, grad in zip(joint.outputs, outputs, strict=True)
+            if label.kind == "grad"
+        ]
+        for parameter, grad, fqn in pairs:
+            if grad.shape != local_tensor(parameter).shape:
+                raise RuntimeError(
+                    f"the gradient of {fqn!r} has shape {tuple(grad.shape)}, the parameter here has "
+                    f"{tuple(local_tensor(parameter).shape)}; nothing was assigned"
+                )
+        with torch.no_grad():
+            for parameter, grad, _ in pairs:
+                if isinstance(parameter, DTensor):
+                    grad = DTensor.from_local(
+                        grad,
+                        parameter.device_mesh,
+                        parameter.placements,
+                        run_check=False,
+                        shape=parameter.shape,
+                        stride=parameter.stride(),
+                    )
+                if parameter.grad is None:
+                    parameter.grad = grad
+                else:
+                    parameter.grad += grad
+
+    def _newest(self) -> CompiledStep:
+        step = self._graphs.newest()
+        if step is None:
+            raise RuntimeError("nothing is compiled yet: call compile(input, label) or train_step first")
+        return step

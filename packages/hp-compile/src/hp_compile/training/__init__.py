@@ -1,0 +1,1 @@
+"""What the trainer is made of: agreement of ranks, optimizer, checkpointable state, reports."""

@@ -1,0 +1,111 @@
+"""The optimizer on the local shards, and clipping by the true global norm (G16).
+
+In: `optimizer_config` or a factory, and partitioned parameters. Out: a torch optimizer; a norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from hp_compile.passes.parallel.shards import as_dtensor
+from hp_compile.tracer.state import shard_info
+
+OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The keys of `optimizer_config`."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip: float | None = None
+
+    @classmethod
+    def read(cls, given: dict[str, Any] | None) -> OptimizerConfig:
+        known = [field.name for field in fields(cls)]
+        for key in given or {}:
+            if key not in known:
+                raise ValueError(f"optimizer_config[{key!r}] is unknown; allowed: {', '.join(known)}")
+        config = cls(**(given or {}))
+        clip = config.grad_clip
+        if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip > 0):
+            raise ValueError(
+                f"optimizer_config['grad_clip']={clip!r} is not allowed; allowed: None or a number above 0"
+            )
+        return config
+
+
+def build_optimizer(
+    params: list[nn.Parameter], config: OptimizerConfig, factory: OptimizerFactory | None
+) -> torch.optim.Optimizer:
+    if factory is not None:
+        optimizer = factory(params)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer_factory returned {type(optimizer).__name__}; it must return a torch Optimizer")
+        return optimizer
+    # Said explicitly: left to itself torch probes the device, which fails where torch_npu is installed without an NPU.
+    # foreach on or off gives the same bits, fused does not.
+    on_device = any(parameter.device.type != "cpu" for parameter in params)
+    return torch.optim.Adam(
+        params,
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        foreach=on_device,
+        fused=False,
+    )
+
+
+@torch.no_grad()
+def clip_gradients(params: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
+    """Scale gradients in place so that their global norm is at most `max_norm`; returns the norm before, 0-d.
+
+    Raises:
+        RuntimeError: a plain tensor-parallel shard whose placement nobody declared.
+    """
+    grads: list[torch.Tensor] = []
+    for parameter in params:
+        if parameter.grad is None:
+            continue
+        info = shard_info(parameter)
+        if info is not None and not info.placement_known:
+            raise RuntimeError(
+                f"parameter {info.fqn!r} is a plain tensor-parallel shard of undeclared placement, so the global norm "
+                "is unknown; declare it in mesh_context.tp_placements, or use a DTensor"
+            )
+        grads.append(parameter.grad if info is None else as_dtensor(parameter.grad, info))
+    total = _total_norm(grads)
+    nn.utils.clip_grads_with_norm_(_Holder.of(grads), max_norm, total)
+    return total
+
+
+def _total_norm(grads: list[torch.Tensor]) -> torch.Tensor:
+    meshes: dict[Any, list[torch.Tensor]] = {}
+    for grad in grads:
+        meshes.setdefault(grad.device_mesh if isinstance(grad, DTensor) else None, []).append(grad)
+    norms = []
+    for group in meshes.values():
+        norm = nn.utils.get_total_norm(group)
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+
+class _Holder:
+    """torch's clipping takes objects with a `grad`; it scales these in place."""
+
+    def __init__(self, grad: torch.Tensor) -> None:
+        self.grad = grad
+
+    @classmethod
+    def of(cls, grads: list[torch.Tensor]) -> Any:
+        return [cls(grad.to_local() if isinstance(grad, DTensor) else grad) for grad in grads]
