@@ -169,6 +169,8 @@ def main() -> bool:
     eager = train_eager(mesh, options.steps)
     same = torch.tensor(int(torch.equal(torch.stack(graph), torch.stack(eager))))
     dist.all_reduce(same, op=dist.ReduceOp.MIN)
+    # gloo's thread lets go of the last tensor a moment after its collective; Python must not have ended by then.
+    dist.barrier()
     dist.destroy_process_group()
     if show:
         against, verdict = "eager FSDP2 over the same TP model", "yes" if same else "NO"

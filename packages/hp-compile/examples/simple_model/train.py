@@ -145,6 +145,8 @@ def main() -> bool:
     graph, eager = train_graph(steps, rank, show), train_eager(steps, rank)
     same = equal_on_all_ranks(graph, eager)
     if several:
+        # gloo's thread lets go of the last tensor a moment after its collective; Python must not have ended by then.
+        dist.barrier()
         dist.destroy_process_group()
     if show:
         against = "eager FSDP2" if ranks > 1 else "plain eager torch"

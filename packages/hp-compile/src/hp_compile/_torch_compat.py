@@ -162,3 +162,14 @@ def chunk_cat(tensors: list[torch.Tensor], chunks: int, out: torch.Tensor) -> No
 
 def clear_autocast_cache() -> None:
     torch.clear_autocast_cache()
+
+
+def entry_of(operation: Any) -> Any:
+    """What calling an operation calls, without the Python frame between."""
+    entry = getattr(operation, "_op", None)
+    if entry is None:
+        raise RuntimeError(
+            f"{type(operation).__name__} of torch {torch.__version__} has no _op, which Graph Mode calls; install "
+            f"torch{TORCH_NEEDED}"
+        )
+    return entry

@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from hp_compile.tracer.joint_graph import JointGraph
 from hp_compile.tracer.signature import FlatInputs
+from hp_compile.training.bound_code import bound_forward
 
 
 @dataclass
@@ -34,7 +35,7 @@ class CompiledStep:
     schedule_hash: int
 
     def __post_init__(self) -> None:
-        self.forward = self.graph_module.forward
+        self.forward = bound_forward(self.graph_module)
 
 
 class GraphCache:
