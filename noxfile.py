@@ -33,7 +33,8 @@ nox.options.sessions = ["ut"]
 def train(session: nox.Session) -> None:
     """Train the debug model on this machine's own text; options go after --, as in `nox -s train -- --nproc 2`."""
     install_everything(session)
-    session.run("hp", "train", "--module", "qwen3_5_v2", "--config", "qwen3_5_v2_debugmodel", *session.posargs)
+    recipe = ("--module", "qwen3_5_v2", "--config", "qwen3_5_v2_debugmodel")
+    session.run("hp", "train", *recipe, *session.posargs, env={"HP_STARTED_BY": "nox -s train --"})
 
 
 @nox.session(requires=["build"])

@@ -5,7 +5,9 @@ In: faults, a trainer, a result. Out: text; nothing here decides anything.
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hp_protocols.errors import ConfigError
@@ -14,6 +16,10 @@ if TYPE_CHECKING:
     from hp_protocols.distributed import ParallelDims
     from hp_trainer.hyper_trainer import HyperTrainer, TrainResult
     from hp_trainer.launch import Launch
+
+
+STARTED_BY = "HP_STARTED_BY"
+"""Environment variable with the command line that stands for `hp train` and its recipe, for the hints at the end."""
 
 
 def print_mistakes(command: str, error: ConfigError) -> None:
@@ -52,9 +58,12 @@ def closing(trainer: HyperTrainer, result: TrainResult, launch: Launch) -> str:
     """How the run ended, where everything is, and what to try next."""
     folder = result.run_folder
     module, _, recipe = trainer.config.recipe.partition(".")
-    start = f"hp train --module {module} --config {recipe}"
+    # `nox -s train` has `hp` in an environment of its own, which is not on the user's path.
+    started_by = os.environ.get(STARTED_BY)
+    start = started_by or f"hp train --module {module} --config {recipe}"
+    hp = os.path.relpath(Path(sys.executable).with_name("hp")) if started_by else "hp"
+    resume = f"{hp} train {folder / 'resolved.yaml'}" + (f" --nproc {launch.nproc}" if launch.nproc > 1 else "")
     own_text = getattr(trainer.config.dataloader, "dataset_path", None) is not None
-    resume = f"hp train {folder / 'resolved.yaml'}" + (f" --nproc {launch.nproc}" if launch.nproc > 1 else "")
     if result.reason == "already_finished":
         return (
             f"{folder} is finished: {result.step} steps are done, nothing to train.\n"

@@ -1,0 +1,41 @@
+"""The closing lines name commands that the user can type as they stand."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hp_trainer import Launch, TrainResult
+from hp_trainer.cli.messages import STARTED_BY, closing
+
+TRAINER = SimpleNamespace(
+    config=SimpleNamespace(recipe="qwen3_5_v2.debug", dataloader=SimpleNamespace(dataset_path=None))
+)
+
+
+def told(reason: str = "finished", *, nproc: int = 1, saved: bool = True) -> str:
+    return closing(TRAINER, TrainResult(8, reason, Path("runs/a"), saved), Launch(nproc=nproc))
+
+
+def test_a_finished_run_tells_where_everything_is_and_what_to_try() -> None:
+    said = told()
+    for part in ("loss.png", "metrics.jsonl", "checkpoint/", "resolved.yaml"):
+        assert part in said
+    assert "hp train --module qwen3_5_v2 --config debug --nproc 2" in said
+    assert "hp train runs/a/resolved.yaml --training.steps 16" in said
+
+
+def test_an_interrupted_run_tells_how_to_resume_it() -> None:
+    assert told("SIGTERM", nproc=2).endswith("Resume:  hp train runs/a/resolved.yaml --nproc 2")
+    assert "Nothing was saved" in told("SIGTERM", saved=False)
+
+
+def test_under_nox_the_commands_work_without_hp_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STARTED_BY, "nox -s train --")
+    monkeypatch.setattr(sys, "executable", str(Path(".nox/train/bin/python").absolute()))
+    said = told()
+    assert "nox -s train -- --training.steps 32" in said
+    assert ".nox/train/bin/hp train runs/a/resolved.yaml" in said
