@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import time
 from dataclasses import dataclass
 
 import torch
@@ -169,8 +170,9 @@ def main() -> bool:
     eager = train_eager(mesh, options.steps)
     same = torch.tensor(int(torch.equal(torch.stack(graph), torch.stack(eager))))
     dist.all_reduce(same, op=dist.ReduceOp.MIN)
-    # gloo's thread lets go of the last tensor a moment after its collective; Python must not have ended by then.
+    # gloo's thread lets go of the last tensor a moment after its collective, aborting if Python has ended by then.
     dist.barrier()
+    time.sleep(0.2)
     dist.destroy_process_group()
     if show:
         against, verdict = "eager FSDP2 over the same TP model", "yes" if same else "NO"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -145,8 +146,9 @@ def main() -> bool:
     graph, eager = train_graph(steps, rank, show), train_eager(steps, rank)
     same = equal_on_all_ranks(graph, eager)
     if several:
-        # gloo's thread lets go of the last tensor a moment after its collective; Python must not have ended by then.
+        # gloo's thread lets go of the last tensor a moment after its collective, aborting if Python has ended by then.
         dist.barrier()
+        time.sleep(0.2)
         dist.destroy_process_group()
     if show:
         against = "eager FSDP2" if ranks > 1 else "plain eager torch"
