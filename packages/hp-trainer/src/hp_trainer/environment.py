@@ -43,7 +43,7 @@ class Environment:
 
     @property
     def dp_degree(self) -> int:
-        return self.parallel_dims.dp_replicate * self.parallel_dims.dp_shard
+        return self.parallel_dims.batch
 
     @property
     def dp_rank(self) -> int:
@@ -60,7 +60,7 @@ class Environment:
     @property
     def ranks_per_batch(self) -> int:
         """Ranks that see the same tokens (they share the weights of a layer or its stages)."""
-        return self.world_size // (self.dp_degree * self.parallel_dims.cp)
+        return self.world_size // self.parallel_dims.loss
 
     def sum_over_world(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum `tensor` in place over all ranks."""
@@ -123,15 +123,7 @@ def start_environment(parallelism: ParallelismConfig, comm: CommConfig, debug: D
     """
     platform = get_platform()
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    parallel_dims = ParallelDims(
-        dp_replicate=parallelism.data_parallel_replicate_degree,
-        dp_shard=parallelism.data_parallel_shard_degree,
-        cp=parallelism.context_parallel_degree,
-        tp=parallelism.tensor_parallel_degree,
-        pp=parallelism.pipeline_parallel_degree,
-        ep=parallelism.expert_parallel_degree,
-        world_size=world_size,
-    )
+    parallel_dims = ParallelDims.from_config(parallelism, world_size)
     device = platform.device(int(os.environ.get("LOCAL_RANK", "0")))
     platform.init_process_group(timeout=timedelta(seconds=comm.init_timeout_seconds))
     set_determinism(debug)

@@ -123,7 +123,7 @@ class HyperTrainer(Configurable):
             raise ConfigError(faults)
 
     def choose_run_folder(self) -> None:
-        chosen = self.config.dump_folder or str(default_run_folder(self.config.recipe.rpartition(".")[2] or "run"))
+        chosen = self.config.dump_folder or str(default_run_folder(self.config.recipe))
         self.run_folder = RunFolder(Path(self.environment.broadcast(chosen)))
         self.config.dump_folder = str(self.run_folder.path.absolute())
 

@@ -38,6 +38,6 @@ def prepare(config: HyperTrainer.Config) -> None:
     from hp_trainer.model_building import check_vocabulary
 
     if config.dump_folder is None:
-        config.dump_folder = str(default_run_folder(config.recipe.rpartition(".")[2] or "run"))
+        config.dump_folder = str(default_run_folder(config.recipe))
     tokenizer = prepare_data(config.tokenizer, config.dataloader)
     check_vocabulary(config, tokenizer.vocab_size)

@@ -18,9 +18,12 @@ RESOLVED = "resolved.yaml"
 
 
 def default_run_folder(recipe: str) -> Path:
-    """A new folder for a run that named none: outputs/<recipe>/<date-time>."""
+    """A new folder for a run that named none: outputs/<recipe>/<date-time>.
+
+    `recipe` is a config's `<module>.<recipe>`; "" (a config made by hand) gives outputs/run/<date-time>.
+    """
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder = Path("outputs") / recipe / stamp
+    folder = Path("outputs") / (recipe.rpartition(".")[2] or "run") / stamp
     number = 2
     while folder.exists():
         folder = folder.with_name(f"{stamp}-{number}")
