@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hp_config._legacy import HyperTrainerConfig, parse_args
     from hp_config.command_line import MissingExtraError
     from hp_config.difference import Difference, diff_configs
     from hp_config.manager import ConfigManager, load_yaml
@@ -42,6 +43,7 @@ __all__ = [
     "Difference",
     "Fault",
     "Function",
+    "HyperTrainerConfig",
     "MissingExtraError",
     "ParallelismConfig",
     "Recipe",
@@ -52,6 +54,7 @@ __all__ = [
     "find_faults",
     "list_recipes",
     "load_yaml",
+    "parse_args",
     "validate_config",
 ]
 
@@ -65,6 +68,7 @@ _HOME = {
     "Difference": "hp_config.difference",
     "Fault": "hp_protocols.errors",
     "Function": "hp_protocols.function",
+    "HyperTrainerConfig": "hp_config._legacy",
     "MissingExtraError": "hp_config.command_line",
     "ParallelismConfig": "hp_config.sections",
     "Recipe": "hp_config.recipes",
@@ -76,6 +80,7 @@ _HOME = {
     "find_faults": "hp_config.validation",
     "list_recipes": "hp_config.recipes",
     "load_yaml": "hp_config.manager",
+    "parse_args": "hp_config._legacy",
     "validate_config": "hp_config.validation",
 }
 

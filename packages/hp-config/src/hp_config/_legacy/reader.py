@@ -1,0 +1,162 @@
+"""Reads the older trainer's YAML and overrides, strictly: every fault at once, each with file and line or flag.
+
+In: a YAML path and `--dot.path=value` words. Out: a `HyperTrainerConfig`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from hp_config._legacy.sections import HyperTrainerConfig
+from hp_config.coerce import coerce
+from hp_config.document import Document, read_document
+from hp_config.fields import FieldInfo, fields_of, is_node
+from hp_config.flags import read_flags
+from hp_config.tree import find_options, join_path, replace_at
+from hp_config.validation import find_faults
+from hp_protocols.errors import ConfigError, Fault, nearest
+
+__all__ = ["parse_args", "read_legacy"]
+
+T = TypeVar("T")
+
+# Sections that other tools, and the oldest files, have at the top → where their keys belong.
+MOVED = {
+    "parallel": "train.accelerator",
+    "parallelism": "train.accelerator",
+    "accelerator": "train.accelerator",
+    "optim": "train.optimizer",
+    "optimizer": "train.optimizer",
+    "memory": "train.gradient_checkpointing",
+    "gradient_checkpointing": "train.gradient_checkpointing",
+    "profiler": "train.profile",
+    "runtime": "train",
+    "checkpoint": "train.checkpoint",
+    "logging": "train.logging",
+    "mixed_precision": "train.mixed_precision",
+}
+
+# Spellings of booleans that the older reader knew beyond ours.
+_BOOLEANS = {"y": True, "t": True, "n": False, "f": False}
+
+
+def parse_args(cls: type[T] = HyperTrainerConfig, argv: Sequence[str] | None = None) -> T:  # type: ignore[assignment]
+    """The configuration of `script.py FILE.yaml --train.max_steps=20`.
+
+    Args:
+        cls: `HyperTrainerConfig`, or a dataclass of the same three sections (its fields may be subclasses).
+        argv: the words after the script's name; by default the process's own.
+
+    Raises:
+        ConfigError: (a ValueError) with every fault of the file and the words.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0].startswith("-"):
+        raise ConfigError(
+            Fault("the command", "the YAML file is missing", hint="script.py FILE.yaml --train.max_steps=20")
+        )
+    return read_legacy(read_document(Path(words[0])), words[1:], cls)
+
+
+def read_legacy(document: Document, options: Sequence[str] = (), cls: type[T] = HyperTrainerConfig) -> T:  # type: ignore[assignment]
+    """The configuration of a document of the three sections, with options on top.
+
+    Raises:
+        ConfigError: with every fault, each with file and line, or the flag.
+    """
+    reading = _Reading(document)
+    config = reading.read(cls)
+    flags = read_flags([_older_boolean(word, config) for word in options], config)
+    config = replace_at(config, flags.values)
+    faults = [*reading.faults, *flags.faults]
+    unsure = reading.unsure | flags.unsure
+    for fault in find_faults(config, unsure=unsure):
+        typed = any(fault.where == path or fault.where.startswith(f"{path}[") for path in flags.values)
+        faults.append(dataclasses.replace(fault, where=f"--{fault.where}" if typed else reading.place(fault.where)))
+    if faults:
+        raise ConfigError(faults)
+    return config
+
+
+class _Reading:
+    """One walk over a document; gathers faults and the paths whose value is a default instead of what was meant."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.faults: list[Fault] = []
+        self.unsure: set[str] = set()
+
+    def place(self, path: str) -> str:
+        """File, line and path; the path alone where the file does not mention it."""
+        return f"{self.document.place(path)} ({path})"
+
+    def read(self, cls: type[T]) -> T:
+        data = self.document.data
+        if not isinstance(data, Mapping):
+            raise ConfigError(Fault(str(self.document.path), "is no configuration", "sections model, data and train"))
+        self._refuse_other_sections(data, cls)
+        known = {key: value for key, value in data.items() if key in fields_of(cls)}
+        return self._node(cls(), known, "")
+
+    def _refuse_other_sections(self, data: Mapping[Any, Any], cls: type) -> None:
+        for key in data:
+            if key in fields_of(cls):
+                continue
+            hint = f"its keys belong below {MOVED[key]}" if key in MOVED else None
+            if hint is None and (near := nearest(str(key), fields_of(cls))):
+                hint = f"did you mean {near}?"
+            problem = "is no section of this file"
+            self.faults.append(Fault(self.place(str(key)), problem, ", ".join(fields_of(cls)), hint))
+
+    def _node(self, default: Any, data: Any, path: str) -> Any:
+        """`default` with the values of a mapping; an empty section leaves it as it is."""
+        if data is None:
+            return default
+        if not isinstance(data, Mapping):
+            self.faults.append(Fault(self.place(path), f"expected a mapping of keys, got {data!r}"))
+            return default
+        infos = fields_of(type(default))
+        changes = {}
+        for key, raw in data.items():
+            full = join_path(path, str(key))
+            if key not in infos:
+                self._unknown(full, str(key), infos)
+            elif is_node(getattr(default, key)):
+                changes[key] = self._node(getattr(default, key), raw, full)
+            else:
+                try:
+                    changes[key] = coerce(infos[key].annotation, _older_word(raw, infos[key]), self.place(full))
+                except ConfigError as error:
+                    self.faults += error.faults
+                    self.unsure.add(full)
+        return dataclasses.replace(default, **changes)
+
+    def _unknown(self, full: str, key: str, infos: Mapping[str, FieldInfo]) -> None:
+        near = nearest(key, infos)
+        elsewhere = [path for path in find_options(HyperTrainerConfig()) if path.rpartition(".")[2] == key]
+        hint = f"did you mean {near}?" if near else f"it belongs at {elsewhere[0]}" if elsewhere else None
+        if near is not None:
+            self.unsure.add(f"{full.rpartition('.')[0]}.{near}")
+        self.faults.append(Fault(self.place(full), "no such key", hint=hint))
+
+
+def _older_word(raw: Any, info: FieldInfo) -> Any:
+    """A value as the older reader took it: more words for booleans, and `off`, which YAML reads as a boolean."""
+    if isinstance(raw, str) and info.annotation is bool:
+        return _BOOLEANS.get(raw.strip().lower(), raw)
+    if raw is False and "off" in get_args(info.annotation):
+        return "off"
+    return raw
+
+
+def _older_boolean(word: str, config: Any) -> str:
+    """`--a.b=y` as `--a.b=true`."""
+    name, equals, value = word.partition("=")
+    option = find_options(config).get(name.removeprefix("--").replace("-", "_"))
+    if equals and option is not None and option.annotation is bool and value.lower() in _BOOLEANS:
+        return f"{name}={str(_BOOLEANS[value.lower()]).lower()}"
+    return word
