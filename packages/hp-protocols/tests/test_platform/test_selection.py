@@ -136,7 +136,7 @@ assert "TOUCHED" in os.environ
 def test_an_npu_is_found_first_and_used_through_torchs_device_module():
     """A stand-in for torch_npu, registered the way torch_npu registers itself."""
     script = """
-import types
+import sys, types
 import torch, torch.distributed as dist
 torch.utils.rename_privateuse1_backend("npu")
 calls = []
@@ -153,6 +153,13 @@ npu.mem_get_info = lambda: (1, 9)
 npu.reset_peak_memory_stats = lambda: calls.append("reset")
 npu.get_rng_state = lambda: torch.zeros(1)
 npu.set_rng_state = lambda state: calls.append(("set_rng_state", state.item()))
+npu.memory = types.ModuleType("npu.memory")
+npu.memory._record_memory_history = lambda **options: calls.append(options)
+npu.memory._snapshot = lambda: {"segments": []}
+torch_npu = types.ModuleType("torch_npu")
+torch_npu.profiler = types.ModuleType("torch_npu.profiler")
+torch_npu.profiler.ProfilerActivity = types.SimpleNamespace(CPU="cpu", NPU="npu")
+sys.modules |= {"torch_npu": torch_npu, "torch_npu.profiler": torch_npu.profiler}
 torch._register_device_module("npu", npu)
 dist.Backend.register_backend(
     "hccl", lambda store, rank, size, timeout: dist.ProcessGroupGloo(store, rank, size, timeout), devices=["npu"]
@@ -170,6 +177,14 @@ state = platform.get_rng_state()
 assert set(state) == {"cpu", "npu"}
 platform.set_rng_state(state)
 assert calls == [("set_device", 3), "synchronize", "empty_cache", "reset", ("set_rng_state", 0.0)], calls
+calls.clear()
+assert platform.has_memory_history()
+platform.start_memory_history(7)
+assert platform.memory_history() == {"segments": []}
+platform.stop_memory_history()
+assert calls == [{"max_entries": 7}, {"enabled": None}], calls
+assert platform.profiler_module() is torch_npu.profiler
+assert platform.profiler_activities() == ["cpu", "npu"]
 try:
     platform.device(8)
 except ValueError as error:

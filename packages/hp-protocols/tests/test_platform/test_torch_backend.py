@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import hp_protocols.platform as platform_module
 from hp_protocols.errors import ConfigError
-from hp_protocols.platform import Capability, F, get_platform, init, nn, ops
+from hp_protocols.platform import Capability, CapabilityError, F, get_platform, init, nn, ops
 from hp_protocols.testing import run_world
 
 
@@ -117,6 +117,16 @@ def test_the_cpu_has_nothing_to_wait_for_and_no_device_memory():
     assert platform.max_memory() is None
     assert platform.memory_stats() is None
     assert platform.total_memory() is None
+    assert not platform.has_memory_history()
+    for call in (lambda: platform.start_memory_history(10), platform.memory_history, platform.stop_memory_history):
+        with pytest.raises(CapabilityError, match=r"\(capability 'profiling'\); the cpu has no caching allocator"):
+            call()
+
+
+def test_the_cpu_is_profiled_by_torchs_profiler():
+    platform = get_platform()
+    assert platform.profiler_module("cpu") is torch.profiler
+    assert platform.profiler_activities("cpu") == [torch.profiler.ProfilerActivity.CPU]
 
 
 def test_a_local_rank_that_is_no_number_is_named(monkeypatch):

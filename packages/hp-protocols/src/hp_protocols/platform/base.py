@@ -314,3 +314,33 @@ class Platform:
     def set_activation_memory_budget(self, budget: float) -> None:
         """The share of activations that modules compiled from now on may keep: 0 recomputes all, 1 keeps all."""
         self._refuse("set_activation_memory_budget", Capability.COMPILE)
+
+    # Profiling
+
+    def profiler_module(self, device: str | None = None) -> Any:
+        """The module that profiles the device, with the names of torch.profiler: `profile`, `schedule`, …"""
+        self._refuse("profiler_module", Capability.PROFILING)
+
+    def profiler_activities(self, device: str | None = None) -> list[Any]:
+        """What that module's `profile` records by default: the host, and the device if it is another."""
+        self._refuse("profiler_activities", Capability.PROFILING)
+
+    def has_memory_history(self, device: str | None = None) -> bool:
+        """Whether the device's allocator can record what it does; not on the cpu."""
+        self._refuse("has_memory_history", Capability.PROFILING)
+
+    def start_memory_history(self, max_entries: int, device: str | None = None) -> None:
+        """Record every allocation with its stack from now on; the last `max_entries` are kept.
+
+        Raises:
+            CapabilityError: the device has no memory history.
+        """
+        self._refuse("start_memory_history", Capability.PROFILING)
+
+    def memory_history(self, device: str | None = None) -> Any:
+        """What lies in the device's memory and what was recorded; pickled, pytorch.org/memory_viz shows it."""
+        self._refuse("memory_history", Capability.PROFILING)
+
+    def stop_memory_history(self, device: str | None = None) -> None:
+        """Stop recording, and forget what was recorded."""
+        self._refuse("stop_memory_history", Capability.PROFILING)

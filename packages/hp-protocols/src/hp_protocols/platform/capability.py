@@ -47,6 +47,9 @@ class Capability(StrEnum):
     COMPILE = "compile"
     """Compiling modules."""
 
+    PROFILING = "profiling"
+    """The device's profiler and the history of its memory."""
+
 
 class CapabilityError(NotImplementedError):
     """The chosen backend does not offer a feature.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ __all__ = [
     "costly_ops",
     "flatten_mesh",
     "matrix_products",
+    "memory_module",
+    "memory_snapshot",
+    "record_memory_history",
     "replicate",
     "set_activation_memory_budget",
     "unflatten_mesh",
@@ -73,6 +77,28 @@ def concatenate_meshes(meshes: list[DeviceMesh]) -> DeviceMesh:
 def replicate(unit: Any, **options: Any) -> None:
     """FSDP2's machinery without sharding: whole parameters, gradients all-reduced."""
     _private("torch.distributed._composable.replicate_with_fsdp", "replicate")(unit, **options)
+
+
+# Memory of a device
+
+
+def memory_module(kind: str) -> ModuleType:
+    """`torch.cuda.memory`, `torch.npu.memory`."""
+    return _attribute(torch.get_device_module(kind), "memory", f"torch.{kind}.memory")
+
+
+def record_memory_history(module: ModuleType, max_entries: int | None) -> None:
+    """Record what the allocator does, with stacks, in a ring of `max_entries`; None stops it."""
+    record = _attribute(module, "_record_memory_history", f"{module.__name__}._record_memory_history")
+    if max_entries is None:
+        record(enabled=None)
+    else:
+        record(max_entries=max_entries)
+
+
+def memory_snapshot(module: ModuleType) -> Any:
+    """The allocator's segments and its history, as plain data."""
+    return _attribute(module, "_snapshot", f"{module.__name__}._snapshot")()
 
 
 # Activation checkpointing

@@ -18,6 +18,7 @@ from .data_parallel import TorchDataParallel
 from .devices import TorchDevices
 from .meshes import TorchMeshes
 from .modules import TorchModules
+from .profiling import TorchProfiling
 from .rng import TorchRandom
 
 __all__ = ["TorchPlatform"]
@@ -37,7 +38,9 @@ _DISTRIBUTED_TENSORS = {
 }
 
 
-class TorchPlatform(TorchDevices, TorchRandom, TorchCollectives, TorchMeshes, TorchDataParallel, TorchModules):
+class TorchPlatform(
+    TorchDevices, TorchRandom, TorchCollectives, TorchMeshes, TorchDataParallel, TorchModules, TorchProfiling
+):
     """The torch backend. Types are torch's own: `get_platform().Linear is torch.nn.Linear`."""
 
     name: ClassVar[str] = "torch"
