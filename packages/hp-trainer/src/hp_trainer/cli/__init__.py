@@ -17,6 +17,7 @@ COMMANDS = {
     "train": ("hp_trainer.cli.train", "train the model of a recipe; resumes a run folder that has checkpoints"),
     "config": ("hp_trainer.cli.config", "show a resolved configuration, diff it with its recipe, validate it"),
     "list": ("hp_trainer.cli.listing", "the modules, their recipes and model flavours that are installed"),
+    "doctor": ("hp_trainer.cli.doctor", "versions, devices, what is missing on this machine and how to install it"),
     "version": ("hp_trainer.cli.version", "versions of the hyper-parallel packages and of torch"),
 }
 

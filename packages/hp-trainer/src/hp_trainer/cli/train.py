@@ -13,8 +13,7 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from hp_config import MissingExtraError
-from hp_protocols.errors import ConfigError, Fault
+from hp_protocols.errors import ConfigError, Fault, MissingExtraError
 from hp_trainer.cli import messages
 from hp_trainer.launch import Launch, announce_rank, inside_torchrun, run_ranks
 
