@@ -6,7 +6,7 @@ Attribute names are those of Hugging Face checkpoints, so that converting a stat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -112,6 +112,7 @@ class Decoder(BaseModel):
         position_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         cu_seqlens: Sequence[int] | Tensor | None = None,
+        output_fn: Callable[[Module, Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Logits [B, S, V] for token ids [B, S].
 
@@ -122,6 +123,8 @@ class Decoder(BaseModel):
                 mean nothing.
             cu_seqlens: boundaries of packed documents in the B·S tokens, row after row, as host-side ints
                 (0, …, B·S); no token attends across one.
+            output_fn: called with the output projection and the normed hidden states [B, S, D] in place of the
+                projection; its result is returned. A loss that never builds all logits at once comes in here.
 
         Raises:
             ValueError: a shape or boundary that is not as said here.
@@ -140,7 +143,8 @@ class Decoder(BaseModel):
         cos_BSR, sin_BSR = self.rotary_emb(position_ids, dtype=x_BSD.dtype)
         for layer in self.layers:
             x_BSD = layer(x_BSD, cos_BSR, sin_BSR, mask_B1SS)
-        return self.lm_head(self.norm(x_BSD))
+        x_BSD = self.norm(x_BSD)
+        return self.lm_head(x_BSD) if output_fn is None else output_fn(self.lm_head, x_BSD)
 
 
 def check_shapes(input_ids: Tensor, position_ids: Tensor | None, attention_mask: Tensor | None) -> None:
