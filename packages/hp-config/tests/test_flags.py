@@ -162,7 +162,7 @@ def test_an_unknown_option_names_the_nearest_one(word: str, meant: str | None) -
         (("--training.gc_debug",), "--training.gc_debug: an option of torchtitan: not offered"),
         (("--compile.enable",), "use compile.mode"),
         (
-            ("--parallelism.tensor_parallel_degree=2",),
+            ("--parallelism.pipeline_parallel_degree=2",),
             "which is not available yet; allowed: 1",
         ),
         (("stray",), "stray: no option comes before this word"),
@@ -188,7 +188,7 @@ def test_every_mistake_of_a_command_is_found_at_once() -> None:
         "--training.local_batch_size=0",
         "--optimizer.lr=-1",
         "--optimizer.betas",
-        "--parallelism.context-parallel-degree=4",
+        "--parallelism.pipeline-parallel-degree=4",
         "--debug.seed",
         "-3",
         "--nonsense",
@@ -200,7 +200,7 @@ def test_every_mistake_of_a_command_is_found_at_once() -> None:
         "--nonsense",
         "--optimizer.lr",
         "--training.local_batch_size",
-        "--parallelism.context_parallel_degree",
+        "--parallelism.pipeline_parallel_degree",
         "--debug.seed",
     ]
 

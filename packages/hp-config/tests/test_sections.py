@@ -114,7 +114,7 @@ def test_a_norm_that_erases_gradients_is_refused(value: float) -> None:
 
 @pytest.mark.parametrize(
     "field",
-    ["tensor_parallel_degree", "context_parallel_degree", "pipeline_parallel_degree", "expert_parallel_degree"],
+    ["pipeline_parallel_degree", "expert_parallel_degree"],
 )
 def test_degrees_that_cannot_be_had_yet_are_refused_by_name(field: str) -> None:
     (message,) = messages(ParallelismConfig(**{field: 2}))
@@ -123,9 +123,10 @@ def test_degrees_that_cannot_be_had_yet_are_refused_by_name(field: str) -> None:
     assert message == f"s.{field}: 0 is too small; allowed: at least 1"
 
 
-def test_switches_of_a_kind_of_parallelism_that_is_missing_are_refused() -> None:
-    assert "not available yet" in messages(ParallelismConfig(enable_sequence_parallel=False))[0]
-    assert "not available yet" in messages(ParallelismConfig(disable_loss_parallel=True))[0]
+@pytest.mark.parametrize("field", ["tensor_parallel_degree", "context_parallel_degree"])
+def test_degrees_of_tensor_and_context_parallelism_are_at_least_one(field: str) -> None:
+    assert messages(ParallelismConfig(**{field: 2})) == []
+    assert messages(ParallelismConfig(**{field: 0})) == [f"s.{field}: 0 is too small; allowed: at least 1"]
 
 
 def test_a_shard_degree_is_a_degree_or_minus_one() -> None:

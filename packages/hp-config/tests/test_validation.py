@@ -32,7 +32,7 @@ def test_a_sound_config_passes_on_any_number_of_processes() -> None:
 def test_all_faults_come_in_one_error() -> None:
     bad = toy_trainer.small().replace(
         training=TrainingConfig(steps=0, seq_len=-1, dtype="float8"),
-        parallelism=ParallelismConfig(data_parallel_shard_degree=0, context_parallel_degree=2),
+        parallelism=ParallelismConfig(data_parallel_shard_degree=0, pipeline_parallel_degree=2),
         optimizer=toy_trainer.Adam.Config(lr=-1.0),
     )
     with pytest.raises(ConfigError) as caught:
@@ -40,7 +40,7 @@ def test_all_faults_come_in_one_error() -> None:
     assert set(places(caught.value.faults)) >= {
         "training.dtype",
         "parallelism.data_parallel_shard_degree",
-        "parallelism.context_parallel_degree",
+        "parallelism.pipeline_parallel_degree",
         "optimizer.lr",
     }
 
@@ -136,30 +136,22 @@ def test_a_global_batch_is_a_multiple_of_what_all_ranks_compute_at_once(
 
 
 def test_ranks_that_share_rows_do_not_multiply_the_batch() -> None:
-    shared = {"parallelism": _Available(tensor_parallel_degree=2, data_parallel_replicate_degree=2)}
+    shared = {"parallelism": ParallelismConfig(tensor_parallel_degree=2, data_parallel_replicate_degree=2)}
     assert find_faults(dataclasses.replace(batch(2, 8), **shared), 8) == []
     (fault,) = find_faults(dataclasses.replace(batch(2, 4), **shared), 8)
     assert fault.problem.endswith("training.local_batch_size 2 x data-parallel degree 4 = 8")
 
 
 def test_a_row_that_cannot_be_cut_evenly_is_refused() -> None:
-    bad = config(context_parallel_degree=3)
-    faults = {fault.where: fault for fault in find_faults(bad)}
-    # Context parallelism itself is refused; the division is then not a second complaint …
-    assert list(faults) == ["parallelism.context_parallel_degree"]
-    # … and once it exists, the division is checked.
-    rows = find_faults(dataclasses.replace(bad, parallelism=_Available(context_parallel_degree=3)))
+    rows = find_faults(config(context_parallel_degree=3))
     assert places(rows) == ["training.seq_len"]
     assert "16 tokens cannot be cut into 3 equal parts (context_parallel_degree 3)" in rows[0].problem
     assert rows[0].hint == "the nearest is 15"
 
 
 def test_sequence_parallelism_cuts_rows_too_and_can_be_off() -> None:
-    off = _Available(tensor_parallel_degree=3, enable_sequence_parallel=False)
-    assert places(find_faults(dataclasses.replace(config(), parallelism=_Available(tensor_parallel_degree=3)))) == [
-        "training.seq_len"
-    ]
-    assert find_faults(dataclasses.replace(config(), parallelism=off)) == []
+    assert places(find_faults(config(tensor_parallel_degree=3))) == ["training.seq_len"]
+    assert find_faults(config(tensor_parallel_degree=3, enable_sequence_parallel=False)) == []
 
 
 def test_rules_that_read_a_mistyped_value_are_skipped() -> None:
@@ -171,11 +163,3 @@ def test_rules_that_read_a_mistyped_value_are_skipped() -> None:
 def test_a_config_without_the_shared_sections_is_checked_for_what_it_has() -> None:
     assert find_faults(toy_trainer.Adam.Config(), 4) == []
     assert places(find_faults(toy_trainer.Adam.Config(lr="x"))) == ["lr"]
-
-
-@dataclasses.dataclass(kw_only=True, slots=True)
-class _Available(ParallelismConfig):
-    """The section as it will be when every kind of parallelism exists."""
-
-    def faults(self, path: str) -> list[Any]:
-        return []

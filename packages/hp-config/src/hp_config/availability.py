@@ -25,19 +25,11 @@ class Missing:
 
 
 _SHARD = "parallelism.data_parallel_shard_degree shards the weights meanwhile"
-_TENSOR = "tensor parallelism on the command line"
 
 # Section class name → field → the feature without which only the default is accepted.
 # A feature that arrives deletes its line here; nothing else in this package changes.
 NOT_YET: Mapping[str, Mapping[str, Missing]] = {
     "ParallelismConfig": {
-        "tensor_parallel_degree": Missing(_TENSOR, _SHARD),
-        "enable_sequence_parallel": Missing(_TENSOR),
-        "disable_loss_parallel": Missing(_TENSOR),
-        "context_parallel_degree": Missing(
-            "context parallelism on the command line",
-            "a shorter training.seq_len or activation_checkpoint.mode=full saves memory meanwhile",
-        ),
         "pipeline_parallel_degree": Missing("pipeline parallelism", _SHARD),
         "expert_parallel_degree": Missing("a mixture-of-experts model", _SHARD),
     },
@@ -69,8 +61,8 @@ TORCHTITAN_ONLY: Mapping[str, Mapping[str, str]] = {
         "pipeline_parallel_schedule": "comes with pipeline parallelism, which is not available yet",
         "pipeline_parallel_schedule_csv": "comes with pipeline parallelism, which is not available yet",
         "pipeline_parallel_microbatch_size": "comes with pipeline parallelism, which is not available yet",
-        "context_parallel_load_balancer": "comes with context parallelism, which is not available yet",
-        "context_parallel_rotate_method": "comes with context parallelism, which is not available yet",
+        "context_parallel_load_balancer": "not offered; each rank holds one contiguous stretch of the sequence",
+        "context_parallel_rotate_method": "not offered; keys and values are gathered",
     },
     "ActivationCheckpointConfig": {
         "memory_budget": "comes with activation_checkpoint.mode=memory_budget, which is not available yet",

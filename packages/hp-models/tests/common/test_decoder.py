@@ -40,7 +40,10 @@ def trainer_config(*, seq_len=32, tp=1, enable_sp=True):
     return SimpleNamespace(
         training=SimpleNamespace(seq_len=seq_len),
         parallelism=SimpleNamespace(
-            tensor_parallel_degree=tp, enable_sequence_parallel=enable_sp, disable_loss_parallel=False
+            tensor_parallel_degree=tp,
+            enable_sequence_parallel=enable_sp,
+            disable_loss_parallel=False,
+            context_parallel_degree=1,
         ),
     )
 
@@ -226,10 +229,10 @@ def test_rows_longer_than_the_model_are_refused():
 
 def test_degrees_that_cannot_share_the_heads_or_the_sequence_are_refused_together():
     with pytest.raises(ConfigError) as error:
-        tiny_config().update_from_config(trainer_config=trainer_config(seq_len=33, tp=4))
+        tiny_config().update_from_config(trainer_config=trainer_config(seq_len=33, tp=8))
     text = str(error.value)
-    assert "4 ranks cannot share 2 attention heads evenly" in text
-    assert "33 tokens cannot be shared by 4 ranks" in text
+    assert "8 ranks cannot share 4 attention heads evenly (allowed: 1, 2, 4)" in text
+    assert "33 tokens cannot be shared by 8 ranks" in text
 
 
 def test_without_sequence_parallelism_any_length_can_be_shared():

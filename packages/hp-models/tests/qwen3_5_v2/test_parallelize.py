@@ -25,7 +25,7 @@ EVEN, UNEVEN = 64, 61
 """Vocabularies that two ranks can and cannot cut into equal halves."""
 
 
-def run_config(*, tp=1, sp=True, loss_parallel=True, **changes):
+def run_config(*, tp=1, cp=1, sp=True, loss_parallel=True, **changes):
     """The sections of a trainer config that the model reads."""
     given = {
         "dtype": "float32",
@@ -48,6 +48,7 @@ def run_config(*, tp=1, sp=True, loss_parallel=True, **changes):
         ),
         parallelism=SimpleNamespace(
             tensor_parallel_degree=tp,
+            context_parallel_degree=cp,
             enable_sequence_parallel=sp,
             disable_loss_parallel=not loss_parallel,
             fsdp_reshard_after_forward=given["reshard"],
@@ -280,7 +281,6 @@ CASES_OF_TWO = {
         for cut in (False, True)
     },
     "graph": (is_distributed, {"compile": "graph"}),
-    "cp": (refusal, {"dims": {"cp": 2}}),
 }
 CASES_OF_ONE = {"bf16": CASES_OF_TWO["bf16"]}
 CASES_OF_FOUR = {
@@ -405,12 +405,6 @@ def test_mixed_precision_computes_in_bf16_and_keeps_fp32_with_two_processes_and_
 
 def test_under_graph_mode_data_parallelism_is_left_to_the_graph(of_two):
     assert of_two["graph"] == [False, False]
-
-
-def test_context_parallelism_is_refused_by_name(of_two):
-    for text in of_two["cp"]:
-        assert "parallelism.context_parallel_degree" in text
-        assert "not available yet" in text
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .platform import DeviceMesh
     from .platform import Module as PlatformModule
 
-__all__ = ["ForwardPlan", "plan_forward", "resharding_class"]
+__all__ = ["ForwardParameters", "ForwardPlan", "plan_forward", "resharding_class"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ _LayoutTree = _Layout | tuple[Any, ...] | dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Parameters:
+class ForwardParameters:
     """The names that a forward takes, as a call needs them."""
 
     positional: tuple[str, ...]
@@ -47,7 +47,7 @@ class _Parameters:
     var_keyword: bool
 
     @classmethod
-    def of(cls, forward: Callable[..., Any]) -> _Parameters:
+    def of(cls, forward: Callable[..., Any]) -> ForwardParameters:
         parameters = list(inspect.signature(forward).parameters.values())[1:]  # Without self.
 
         def of_kind(*kinds: Any) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class ForwardPlan:
 
     where: str
     mesh: DeviceMesh
-    parameters: _Parameters
+    parameters: ForwardParameters
     sources: Mapping[str, _Layout] = field(default_factory=dict)
     targets: Mapping[str, _Layout] = field(default_factory=dict)
     out_source: _LayoutTree = None
@@ -177,7 +177,7 @@ def plan_forward(config: ShardingConfig, module: PlatformModule, mesh: DeviceMes
         except ValueError as error:
             raise ValueError(f"{where}: {what}: {error}") from None
 
-    parameters = _Parameters.of(type(module).forward)
+    parameters = ForwardParameters.of(type(module).forward)
     for field_name, declared in (("in_src_shardings", sources), ("in_dst_shardings", targets)):
         _check_inputs(parameters, declared, f"{where}: {field_name}")
     return ForwardPlan(
@@ -192,7 +192,7 @@ def plan_forward(config: ShardingConfig, module: PlatformModule, mesh: DeviceMes
     )
 
 
-def _check_inputs(parameters: _Parameters, declared: Mapping[str, Any], where: str) -> None:
+def _check_inputs(parameters: ForwardParameters, declared: Mapping[str, Any], where: str) -> None:
     for name in declared:
         if name not in parameters.named and not parameters.var_keyword:
             near = nearest(name, parameters.named)
@@ -203,7 +203,7 @@ def _check_inputs(parameters: _Parameters, declared: Mapping[str, Any], where: s
 
 
 def _local_gradients(
-    config: ShardingConfig, parameters: _Parameters, where: str, resolve: Callable[[NamedPlacement, str], _Layout]
+    config: ShardingConfig, parameters: ForwardParameters, where: str, resolve: Callable[[NamedPlacement, str], _Layout]
 ) -> Mapping[str, _Layout] | None:
     if config.local_map is None:
         return None

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from hp_protocols.distributed import apply_cp, canonical_fqn, canonical_named_parameters, canonical_state_dict
-from hp_protocols.errors import ConfigError
+from hp_protocols.distributed import canonical_fqn, canonical_named_parameters, canonical_state_dict
 
 
 @pytest.mark.parametrize(
@@ -45,9 +44,3 @@ def test_two_entries_of_one_canonical_name_are_an_error():
     model._orig_mod.weight = nn.Parameter(torch.ones(1))
     with pytest.raises(ValueError, match="both called 'weight'"):
         canonical_state_dict(model)
-
-
-def test_context_parallelism_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"context_parallel_degree: .* of Linear is not available yet") as caught:
-        apply_cp(nn.Linear(1, 1), mesh=None)
-    assert "data_parallel_shard_degree" in str(caught.value)

@@ -59,6 +59,10 @@ class BaseAttention(Module):
             """Numbers of heads of each kind; tensor-parallel ranks share each number evenly."""
             return (self.num_heads,)
 
+        def heads_unfit_for(self, ranks: int) -> tuple[int, ...]:
+            """Those of `head_counts` that this many tensor-parallel ranks cannot share."""
+            return tuple(count for count in self.head_counts() if count % ranks)
+
         def core_flops(self, seq_len: int) -> int:
             """Floating-point operations per token of forward and backward, without those of the projections."""
             raise NotImplementedError(f"{type(self).__qualname__} does not implement core_flops")
@@ -85,10 +89,20 @@ class GQAttention(BaseAttention):
         q_norm: Module.Config | None = None
         k_norm: Module.Config | None = None
         output_gate: bool = False
+        kv_copies: int = 1
+        """Each key/value head is handed to this many groups of query heads, for a layout that gives each group a
+        head of its own; the result is the same."""
         inner_attention: ScaledDotProductAttention.Config
 
         def head_counts(self) -> tuple[int, ...]:
             return (self.num_heads, self.num_kv_heads)
+
+        def heads_unfit_for(self, ranks: int) -> tuple[int, ...]:
+            unfit = [self.num_heads] if self.num_heads % ranks else []
+            # Fewer key/value heads than ranks are copied (`kv_copies`), each as often as the others.
+            if self.num_kv_heads % ranks and ranks % self.num_kv_heads:
+                unfit.append(self.num_kv_heads)
+            return tuple(unfit)
 
         def core_flops(self, seq_len: int) -> int:
             """q·k and p·v: 2 · 2 · heads · head_dim · seq_len forward, twice that backward.
@@ -108,6 +122,7 @@ class GQAttention(BaseAttention):
             raise ValueError("q_norm and k_norm go together: give both or neither")
         self.head_dim = config.head_dim
         self.output_gate = config.output_gate
+        self.kv_copies = config.kv_copies
         self.q_proj = config.q_proj.build()
         self.k_proj = config.k_proj.build()
         self.v_proj = config.v_proj.build()
@@ -127,7 +142,14 @@ class GQAttention(BaseAttention):
         if self.q_norm is not None and self.k_norm is not None:
             q_BSNE, k_BSKE = self.q_norm(q_BSNE), self.k_norm(k_BSKE)
         q_BSNE, k_BSKE = apply_rotary(q_BSNE, cos_BSR, sin_BSR), apply_rotary(k_BSKE, cos_BSR, sin_BSR)
+        if self.kv_copies > 1:
+            k_BSKE, v_BSKE = _copied(k_BSKE, self.kv_copies), _copied(v_BSKE, self.kv_copies)
         out_BSNE = self.inner_attention(q_BSNE, k_BSKE, v_BSKE, mask_B1SS)
         if gate_BSNE is not None:
             out_BSNE = out_BSNE * ops.sigmoid(gate_BSNE)
         return self.o_proj(out_BSNE.flatten(2))
+
+
+def _copied(x_BSKE: Tensor, copies: int) -> Tensor:
+    """Every head `copies` times, copies of one head side by side."""
+    return x_BSKE.unsqueeze(3).expand(-1, -1, -1, copies, -1).flatten(2, 3)

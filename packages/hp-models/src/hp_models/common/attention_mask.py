@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["check_cu_seqlens", "document_starts", "make_attention_mask", "make_position_ids"]
+__all__ = ["check_cu_seqlens", "document_starts", "make_attention_mask", "make_causal_mask", "make_position_ids"]
 
 
 def check_cu_seqlens(cu_seqlens: Sequence[int] | Tensor, batch: int, seq_len: int) -> tuple[int, ...]:
@@ -75,13 +75,19 @@ def make_attention_mask(padding_BS: Tensor | None, starts_BS: Tensor | None) -> 
     seq_len = given.shape[1]
     position_S = ops.arange(seq_len, device=given.device)
     query_S1, key_1S = position_S.unsqueeze(1), position_S.unsqueeze(0)
-    mask_BSS = (key_1S <= query_S1).unsqueeze(0)
+    mask_BSS = make_causal_mask(seq_len, given.device).squeeze(1)
     if padding_BS is not None:
         mask_BSS = mask_BSS & (padding_BS.bool().unsqueeze(1) | (key_1S == query_S1))
     if starts_BS is not None:
         # Keys before the query's document start belong to earlier documents.
         mask_BSS = mask_BSS & (key_1S >= starts_BS.unsqueeze(2))
     return mask_BSS.unsqueeze(1)
+
+
+def make_causal_mask(seq_len: int, device: torch.device) -> Tensor:
+    """The boolean mask [1, 1, S, S] by which each query sees the keys up to itself."""
+    position_S = ops.arange(seq_len, device=device)
+    return (position_S.unsqueeze(0) <= position_S.unsqueeze(1)).unsqueeze(0).unsqueeze(0)
 
 
 def _short(bounds: Sequence[int]) -> str:

@@ -15,6 +15,7 @@ from hp_models.common.attention_mask import (
     check_cu_seqlens,
     document_starts,
     make_attention_mask,
+    make_causal_mask,
     make_position_ids,
 )
 from hp_models.common.embedding import Embedding
@@ -73,6 +74,9 @@ class Decoder(BaseModel):
         """The output projection is the embedding matrix: one parameter under two names."""
         seq_len: int | None = None
         """Tokens per row in training, filled by `update_from_config`; what FLOPs are counted for."""
+        explicit_mask: bool = False
+        """Build the causal mask also where kernels could do without one, for a layout in which a rank holds only some
+        of the queries; filled by `update_from_config`."""
 
         def update_from_config(self, *, trainer_config: TrainerConfig) -> None:
             """Check the run against the model and take over its sequence length.
@@ -84,6 +88,7 @@ class Decoder(BaseModel):
             if faults:
                 raise ConfigError(faults)
             self.seq_len = trainer_config.training.seq_len
+            self.explicit_mask = trainer_config.parallelism.context_parallel_degree > 1
 
         def get_nparams_and_flops(self, model: Module, seq_len: int | None = None) -> tuple[int, int]:
             """Parameters of the model, and floating-point operations per trained token (see `training_flops`)."""
@@ -138,6 +143,8 @@ class Decoder(BaseModel):
         if position_ids is None:
             position_ids = make_position_ids(starts_BS, batch, seq_len, input_ids.device)
         mask_B1SS = make_attention_mask(attention_mask, starts_BS)
+        if mask_B1SS is None and self.config.explicit_mask:
+            mask_B1SS = make_causal_mask(seq_len, input_ids.device)
 
         x_BSD = self.embed_tokens(input_ids)
         cos_BSR, sin_BSR = self.rotary_emb(position_ids, dtype=x_BSD.dtype)
@@ -179,15 +186,14 @@ def decoder_faults(config: Decoder.Config, trainer_config: TrainerConfig) -> lis
     parallelism = trainer_config.parallelism
     tp = parallelism.tensor_parallel_degree
     if tp > 1:
-        counts = sorted({count for layer in config.layers for count in layer.self_attn.head_counts()})
+        unfit = sorted({count for layer in config.layers for count in layer.self_attn.heads_unfit_for(tp)})
         faults += [
             Fault(
                 "parallelism.tensor_parallel_degree",
                 f"{tp} ranks cannot share {count} attention heads evenly",
-                allowed=f"a divisor of {' and of '.join(map(str, counts))}",
+                allowed=", ".join(map(str, tensor_parallel_degrees(config))),
             )
-            for count in counts
-            if count % tp
+            for count in unfit
         ]
         if parallelism.enable_sequence_parallel and seq_len % tp:
             faults.append(
@@ -198,6 +204,13 @@ def decoder_faults(config: Decoder.Config, trainer_config: TrainerConfig) -> lis
                 )
             )
     return faults
+
+
+def tensor_parallel_degrees(config: Decoder.Config) -> list[int]:
+    """The degrees of tensor parallelism at which every layer's heads can be shared."""
+    attentions = [layer.self_attn for layer in config.layers]
+    most = max(count for attention in attentions for count in attention.head_counts())
+    return [ranks for ranks in range(1, most + 1) if not any(a.heads_unfit_for(ranks) for a in attentions)]
 
 
 def training_flops(config: Decoder.Config, model: Module, seq_len: int) -> int:

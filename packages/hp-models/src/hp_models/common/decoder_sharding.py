@@ -24,6 +24,7 @@ __all__ = [
     "dense_activation_placement",
     "dense_param_placement",
     "norm_config",
+    "replicated_config",
     "rowwise_config",
     "set_decoder_sharding_config",
     "set_dense_ffn_sharding",
@@ -95,39 +96,51 @@ def norm_config(*, enable_sp: bool) -> ShardingConfig:
     )
 
 
+def replicated_config() -> ShardingConfig:
+    """A Linear that every tensor-parallel rank computes whole."""
+    whole = dense_param_placement(tp=Replicate())
+    return ShardingConfig(
+        state_shardings={"weight": whole, "bias": whole},
+        out_dst_shardings=dense_activation_placement(tp=Replicate()),
+    )
+
+
 def set_qkv_linear_sharding(attention_cfg: GQAttention.Config) -> None:
     """Cut the query, key and value projections by heads.
 
     The rows of q_proj are ordered by head, and within a head query before gate; so an even cut of its rows
-    gives each rank whole heads with their gates.
+    gives each rank whole heads with their gates. Key/value heads that are copied (`kv_copies`) are fewer than the
+    ranks: every rank computes them all.
     """
-    for projection in (attention_cfg.q_proj, attention_cfg.k_proj, attention_cfg.v_proj):
-        projection.sharding_config = colwise_config()
+    attention_cfg.q_proj.sharding_config = colwise_config()
+    for projection in (attention_cfg.k_proj, attention_cfg.v_proj):
+        projection.sharding_config = colwise_config() if attention_cfg.kv_copies == 1 else replicated_config()
 
 
-def set_gqa_attention_sharding(attention_cfg: GQAttention.Config, *, enable_sp: bool) -> None:
+def set_gqa_attention_sharding(attention_cfg: GQAttention.Config, *, enable_sp: bool, tp_degree: int = 1) -> None:
     """Attention shared by heads: inputs whole, projections by head, output summed over ranks.
 
     Query and key norms act within a head, so they follow the heads. The part between the projections is
-    declared by `set_gqa_inner_attention_local_map`.
+    declared by `set_gqa_inner_attention_local_map`. More ranks than key/value heads share them through copies.
     """
+    attention_cfg.kv_copies = max(1, tp_degree // attention_cfg.num_kv_heads)
     whole = dense_activation_placement(tp=Replicate())
-    # Every rank computes the angles and the mask for itself, for the whole sequence.
-    mask = dense_activation_placement(tp=Replicate(), cp=Shard(MASK_QUERY))
+    # Every rank computes the angles for its stretch and the mask for the whole sequence.
+    mask = dense_activation_placement(tp=Replicate(), cp=Replicate())
     shared = {"cos_BSR": whole, "sin_BSR": whole, "mask_B1SS": mask}
     attention_cfg.sharding_config = ShardingConfig(
         in_src_shardings={"x_BSD": dense_activation_placement(tp=_residual_placement(enable_sp)), **shared},
         in_dst_shardings={"x_BSD": whole, **shared},
     )
     set_qkv_linear_sharding(attention_cfg)
-    for norm in (attention_cfg.q_norm, attention_cfg.k_norm):
+    by_head = dense_activation_placement(tp=Shard(HEADS))
+    for norm, heads in ((attention_cfg.q_norm, by_head), (attention_cfg.k_norm, _kv_heads(attention_cfg))):
         if norm is not None:
-            by_head = dense_activation_placement(tp=Shard(HEADS))
             norm.sharding_config = ShardingConfig(
                 state_shardings={"weight": dense_param_placement(tp=Replicate())},
-                in_src_shardings={"x": by_head},
-                in_dst_shardings={"x": by_head},
-                out_dst_shardings=by_head,
+                in_src_shardings={"x": heads},
+                in_dst_shardings={"x": heads},
+                out_dst_shardings=heads,
             )
     attention_cfg.o_proj.sharding_config = rowwise_config(output_sp=enable_sp)
 
@@ -135,18 +148,25 @@ def set_gqa_attention_sharding(attention_cfg: GQAttention.Config, *, enable_sp: 
 def set_gqa_inner_attention_local_map(inner_attention_cfg: ScaledDotProductAttention.Config) -> None:
     """Run the kernel on local tensors: each rank on its own heads.
 
-    Under context parallelism queries stay cut along the sequence, keys and values are gathered, and their
-    gradients, to which every rank contributes, are summed.
+    Under context parallelism queries stay cut along the sequence and the mask, which is whole, is cut along them;
+    keys and values are gathered, and their gradients, to which every rank contributes, are summed.
     """
     q = dense_activation_placement(tp=Shard(HEADS))
     kv = dense_activation_placement(tp=Shard(HEADS), cp=Replicate())
     kv_grad = dense_activation_placement(tp=Shard(HEADS), cp=Partial())
+    whole_mask = dense_activation_placement(tp=Replicate(), cp=Replicate())
     mask = dense_activation_placement(tp=Replicate(), cp=Shard(MASK_QUERY))
     inner_attention_cfg.sharding_config = ShardingConfig(
+        in_src_shardings={"q_BSNE": q, "k_BSKE": q, "v_BSKE": q, "mask_B1SS": whole_mask},
         in_dst_shardings={"q_BSNE": q, "k_BSKE": kv, "v_BSKE": kv, "mask_B1SS": mask},
         out_src_shardings=q,
         local_map=LocalMapConfig(in_grad_placements=(q, kv_grad, kv_grad, mask)),
     )
+
+
+def _kv_heads(attention_cfg: GQAttention.Config) -> NamedPlacement:
+    """Where the key/value heads are between their projections and the copies of them."""
+    return dense_activation_placement(tp=Shard(HEADS) if attention_cfg.kv_copies == 1 else Replicate())
 
 
 def set_dense_ffn_sharding(
@@ -174,7 +194,8 @@ def set_decoder_sharding_config(config: Decoder.Config, *, loss_parallel: bool, 
     residual = dense_activation_placement(tp=_residual_placement(enable_sp))
     config.embed_tokens.sharding_config = ShardingConfig(
         state_shardings={"weight": dense_param_placement(tp=Shard(0))},
-        in_src_shardings={"input": whole},
+        # Token ids come whole: here begins a rank's stretch of the sequence.
+        in_src_shardings={"input": dense_activation_placement(tp=Replicate(), cp=Replicate())},
         in_dst_shardings={"input": whole},
         out_dst_shardings=residual,
     )

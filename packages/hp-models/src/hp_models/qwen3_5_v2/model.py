@@ -43,6 +43,7 @@ class Qwen3_5Model(Decoder):
                 self,
                 loss_parallel=not parallelism.disable_loss_parallel,
                 enable_sp=parallelism.enable_sequence_parallel,
+                tp_degree=parallelism.tensor_parallel_degree,
             )
 
 

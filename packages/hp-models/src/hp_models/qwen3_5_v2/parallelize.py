@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hp_models.common.context_parallel import ACROSS_STRETCHES
 from hp_protocols.distributed import ParallelDims, apply_ac, apply_compile, apply_cp, apply_fsdp, apply_replicate
 from hp_protocols.errors import ConfigError, Fault
 from hp_protocols.platform import get_platform
@@ -35,7 +36,7 @@ def parallelize_qwen3_5_v2(
     _refuse_unavailable(parallel_dims, trainer_config)
     compiled = trainer_config.compile.mode == "blocks"
     if parallel_dims.cp_enabled:
-        apply_cp(model, mesh=parallel_dims.get_mesh("cp"))
+        apply_cp(model, mesh=parallel_dims.get_mesh("cp"), across=ACROSS_STRETCHES)
     if parallel_dims.tp_enabled:
         model.parallelize(parallel_dims.get_mesh("tp"))
     # Any: a section holds names as plain strings, which the functions below check.

@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 __all__ = ["set_qwen3_5_sharding_config"]
 
 
-def set_qwen3_5_sharding_config(config: Qwen3_5Model.Config, *, loss_parallel: bool, enable_sp: bool) -> None:
+def set_qwen3_5_sharding_config(
+    config: Qwen3_5Model.Config, *, loss_parallel: bool, enable_sp: bool, tp_degree: int = 1
+) -> None:
     """Fill the declarations of the whole tree.
 
     Args:
         loss_parallel: under tensor parallelism leave the logits cut along the vocabulary.
         enable_sp: sequence parallelism, under tensor parallelism: between attention and feed-forward blocks
             each rank holds a stretch of the sequence.
+        tp_degree: ranks of tensor parallelism; more of them than key/value heads need copies of these.
     """
     set_decoder_sharding_config(config, loss_parallel=loss_parallel, enable_sp=enable_sp)
     for layer in config.layers:
@@ -39,6 +42,6 @@ def set_qwen3_5_sharding_config(config: Qwen3_5Model.Config, *, loss_parallel: b
         attention = layer.self_attn
         if not isinstance(attention, GQAttention.Config):
             raise TypeError(f"no sharding is known for attention of the kind {type(attention).__qualname__}")
-        set_gqa_attention_sharding(attention, enable_sp=enable_sp)
+        set_gqa_attention_sharding(attention, enable_sp=enable_sp, tp_degree=tp_degree)
         set_gqa_inner_attention_local_map(attention.inner_attention)
         set_dense_ffn_sharding(layer.mlp, attn_x_placement=Shard(1) if enable_sp else Replicate(), enable_sp=enable_sp)

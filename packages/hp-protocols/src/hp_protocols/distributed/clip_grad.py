@@ -28,7 +28,8 @@ def clip_grad_norm_(
 
     Args:
         parameters: each once; those without gradients do not count. Plain gradients are taken to be the same on every
-            rank, as after an all-reduce.
+            rank, as after an all-reduce. A distributed gradient that is not laid out as its parameter (a partial sum
+            over tensor-parallel ranks) is so afterwards.
         max_norm: infinity measures without scaling.
         error_if_nonfinite: raise before anything is scaled, instead of scaling by a norm that is no number.
         foreach: use the batched kernels; None: where the device has them.

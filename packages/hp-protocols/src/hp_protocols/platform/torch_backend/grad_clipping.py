@@ -23,7 +23,9 @@ def clip_grad_norm_(
     foreach: bool | None = None,
 ) -> torch.Tensor:
     """See `hp_protocols.distributed.clip_grad_norm_`."""
-    groups = _by_mesh([parameters] if isinstance(parameters, torch.Tensor) else list(parameters))
+    given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    _lay_out_gradients(given)
+    groups = _by_mesh(given)
     norms = [_norm([p.grad for p in group if p.grad is not None], foreach) for group in groups]
     # One mesh is the common case and must give torch's own bits; a norm of one norm would round once more.
     total = norms[0] if len(norms) == 1 else _norm_of_norms(norms)
@@ -32,6 +34,18 @@ def clip_grad_norm_(
     for group in groups:
         clip_grads_with_norm_(group, max_norm, total, foreach)
     return total
+
+
+def _lay_out_gradients(parameters: list[torch.Tensor]) -> None:
+    """Sum gradients that are still partial sums over ranks, and cut those of cut parameters.
+
+    Tensor parallelism without data parallelism leaves them so (FSDP lays them out as it reduces them). Done once here,
+    where the norm needs it, and not again by each operation of the optimizer.
+    """
+    for parameter in parameters:
+        grad = parameter.grad
+        if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
+            parameter.grad = grad.redistribute(placements=parameter.placements)
 
 
 def _by_mesh(parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
