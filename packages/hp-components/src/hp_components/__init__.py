@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hp_components.checkpoint import CheckpointError, CheckpointManager, RunLock
     from hp_components.data import BaseDataLoader, DummyDataLoader, TextDataLoader
     from hp_components.loss import BaseLoss, CrossEntropyLoss
+    from hp_components.loss_chunked import ChunkedCELoss
     from hp_components.lr_scheduler import LRSchedulersContainer
     from hp_components.metrics import MetricsProcessor
     from hp_components.optimizer import OptimizersContainer
@@ -24,6 +25,7 @@ __all__ = [
     "BaseTokenizer",
     "CheckpointError",
     "CheckpointManager",
+    "ChunkedCELoss",
     "CorpusTokenizer",
     "CrossEntropyLoss",
     "DummyDataLoader",
@@ -41,6 +43,7 @@ _HOME = {
     "BaseTokenizer": "tokenizer",
     "CheckpointError": "checkpoint",
     "CheckpointManager": "checkpoint",
+    "ChunkedCELoss": "loss_chunked",
     "CorpusTokenizer": "tokenizer",
     "CrossEntropyLoss": "loss",
     "DummyDataLoader": "data",

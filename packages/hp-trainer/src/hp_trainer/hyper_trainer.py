@@ -187,10 +187,12 @@ class HyperTrainer(Configurable):
         global_batch = (
             training.local_batch_size * dp if training.global_batch_size == -1 else training.global_batch_size
         )
+        loss_fn: BaseLoss = self.config.loss.build()
+        loss_fn.check_model(self.model.module)
         self.training_step = TrainingStep(
             environment=self.environment,
             model=self.model.module,
-            loss_fn=self.config.loss.build(),
+            loss_fn=loss_fn,
             optimizer=self.optimizer,
             lr_scheduler=self.lr_scheduler,
             max_norm=training.max_norm,

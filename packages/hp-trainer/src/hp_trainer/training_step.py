@@ -10,11 +10,10 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from hp_components import CrossEntropyLoss, LRSchedulersContainer, OptimizersContainer
+from hp_components import BaseLoss, LRSchedulersContainer, OptimizersContainer
 from hp_protocols.distributed import clip_grad_norm_
 from hp_trainer.environment import Environment
 
@@ -55,7 +54,7 @@ class TrainingStep:
 
     environment: Environment
     model: torch.nn.Module
-    loss_fn: CrossEntropyLoss
+    loss_fn: BaseLoss
     optimizer: OptimizersContainer
     lr_scheduler: LRSchedulersContainer
     max_norm: float
@@ -106,9 +105,6 @@ class TrainingStep:
 
     def _backward(self, batch: Batch, valid_tokens: int) -> torch.Tensor:
         """Gradients of one micro-batch, added to those of the earlier ones; its share of the loss, detached."""
-        logits_BSV: Any = self.model(batch["input"])
-        loss = self.loss_fn(logits_BSV, batch["labels"]) / valid_tokens
-        # Freed before the backward pass: the logits are the largest activation, and autograd keeps what it needs.
-        del logits_BSV
+        loss = self.loss_fn.run_model(self.model, batch["labels"], batch["input"]) / valid_tokens
         loss.backward()
         return loss.detach()
