@@ -18,6 +18,7 @@ COMMANDS = {
     "config": ("hp_trainer.cli.config", "show a resolved configuration, diff it with its recipe, validate it"),
     "list": ("hp_trainer.cli.listing", "the modules, their recipes and model flavours that are installed"),
     "doctor": ("hp_trainer.cli.doctor", "versions, devices, what is missing on this machine and how to install it"),
+    "completion": ("hp_trainer.cli.completion", "the completion script of a shell"),
     "version": ("hp_trainer.cli.version", "versions of the hyper-parallel packages and of torch"),
 }
 
@@ -49,6 +50,9 @@ def main(argv: list[str] | None = None) -> int:
     name, *rest = arguments
     if name == "--version":
         name = "version"
+    if name == "complete":
+        # Asked by the script of `hp completion` at every Tab, never typed.
+        return int(import_module(COMMANDS["completion"][0]).answer(rest))
     if name not in COMMANDS:
         near = nearest(name, COMMANDS)
         hint = f"; did you mean `hp {near}`?" if near else ""

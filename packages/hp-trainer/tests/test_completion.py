@@ -1,0 +1,62 @@
+"""Tab completion, asked through a real bash."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hp_trainer.cli import COMMANDS, completion
+
+RECIPE = ("--module", "qwen3_5_v2", "--config", "qwen3_5_v2_debugmodel")
+
+
+@pytest.fixture
+def press_tab(tmp_path: Path):
+    """What bash offers at the end of a command line."""
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "hp").write_text(f'#!/bin/sh\nexec {sys.executable} -m hp_trainer "$@"\n')
+    (bin_folder / "hp").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "HP_CACHE_DIR": str(tmp_path / "cache")}
+
+    def press(*words: str) -> list[str]:
+        quoted = " ".join(f"'{word}'" for word in words)
+        script = (
+            'eval "$(hp completion bash)"; '
+            f'COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _hp; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        )
+        told = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, check=True)
+        return told.stdout.split()
+
+    return press
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_bash_completes_commands_recipes_options_and_values(press_tab) -> None:
+    assert press_tab("hp", "") == sorted(COMMANDS)
+    assert press_tab("hp", "do") == ["doctor"]
+    assert press_tab("hp", "train", "--module", "") == ["qwen3_5_v2"]
+    assert "qwen3_5_v2_debugmodel" in press_tab("hp", "train", "--module", "qwen3_5_v2", "--config", "qwen")
+    assert press_tab("hp", "train", "--mod") == ["--module"]
+    assert "--training.seq_len" in press_tab("hp", "train", *RECIPE, "--training.s")
+    started = time.monotonic()
+    assert press_tab("hp", "train", *RECIPE, "--compile.mode", "") == ["blocks", "graph", "none"]
+    assert press_tab("hp", "train", *RECIPE, "--compile.mode", "=", "bl") == ["blocks"]
+    # The recipe was loaded once, for the first Tab; these are answered from the cache.
+    assert time.monotonic() - started < 20
+    # A file name is left to the shell.
+    assert press_tab("hp", "train", "outp") == []
+
+
+def test_every_shell_has_a_script_and_others_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert completion.main([shell]) == 0
+        assert "hp complete" in capsys.readouterr().out
+    assert completion.main(["tcsh"]) == 2
+    assert "usage: hp completion" in capsys.readouterr().err
