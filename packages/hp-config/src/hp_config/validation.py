@@ -54,7 +54,9 @@ def find_faults(config: Any, world_size: int | None = None, unsure: Collection[s
     doubtful.update(fault.where for fault in faults)
     for rule in _RULES:
         if not any(path in doubtful or _is_missing(config, path) for path in rule.reads):
-            faults += rule.check(config, world_size)
+            # A rule that comes later may find the same again.
+            found = {fault.where for fault in faults}
+            faults += [fault for fault in rule.check(config, world_size) if fault.where not in found]
     return faults
 
 
@@ -178,6 +180,12 @@ def _check_sequence(config: Any, world_size: int | None) -> list[Fault]:
     ]
 
 
+def _check_model(config: Any, world_size: int | None) -> list[Fault]:
+    """What the model says of the run; only models of our protocol say anything."""
+    run_faults = getattr(config.model_spec.model, "run_faults", None)
+    return [] if run_faults is None else run_faults(trainer_config=config)
+
+
 @dataclass(frozen=True, slots=True)
 class _Rule:
     """A rule over several fields; it runs only where all the fields it reads exist and are sound."""
@@ -197,6 +205,10 @@ _RULES = (
     _Rule(_check_world, _DEGREES),
     _Rule(_check_batch, (*_DEGREES, "training.global_batch_size", "training.local_batch_size")),
     _Rule(_check_sequence, (*_DEGREES, "parallelism.enable_sequence_parallel", "training.seq_len")),
+    _Rule(
+        _check_model,
+        (*_DEGREES, "parallelism.enable_sequence_parallel", "training.seq_len", "model_spec.model"),
+    ),
 )
 
 

@@ -231,8 +231,9 @@ def test_degrees_that_cannot_share_the_heads_or_the_sequence_are_refused_togethe
     with pytest.raises(ConfigError) as error:
         tiny_config().update_from_config(trainer_config=trainer_config(seq_len=33, tp=8))
     text = str(error.value)
-    assert "8 ranks cannot share 4 attention heads evenly (allowed: 1, 2, 4)" in text
+    assert "8 ranks cannot share 4 attention heads evenly; allowed: 1, 2, 4" in text
     assert "33 tokens cannot be shared by 8 ranks" in text
+    assert [fault.where for fault in error.value.faults] == ["parallelism.tensor_parallel_degree", "training.seq_len"]
 
 
 def test_without_sequence_parallelism_any_length_can_be_shared():

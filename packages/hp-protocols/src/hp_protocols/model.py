@@ -13,6 +13,7 @@ from .configurable import Configurable
 from .module import Module
 
 if TYPE_CHECKING:
+    from .errors import Fault
     from .trainer_sections import TrainerConfig
 
 __all__ = ["BaseModel", "ModelConfigConverter"]
@@ -31,6 +32,13 @@ class BaseModel(Module):
             The trainer calls it on its own copy of the config, before it builds the model.
             """
             raise NotImplementedError(f"{type(self).__qualname__} does not implement update_from_config")
+
+        def run_faults(self, *, trainer_config: TrainerConfig) -> list[Fault]:
+            """What of a run this model cannot do (heads that ranks cannot share, rows that are too long), all at once.
+
+            Asked when a command line is read, before anything starts. The config is as the recipe left it.
+            """
+            return []
 
         def get_nparams_and_flops(self, model: Module, seq_len: int) -> tuple[int, int]:
             """The number of parameters, and the floating-point operations per token of forward and backward."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from hp_protocols.distributed import ParallelDims
+from hp_protocols.distributed import ParallelDims, SequenceAxis
 from hp_protocols.errors import ConfigError, Fault
 from hp_protocols.platform import get_platform
 
@@ -50,6 +50,12 @@ class Environment:
         mesh = self.parallel_dims.get_optional_mesh("batch")
         return 0 if mesh is None else mesh.get_local_rank()
 
+    @property
+    def sequence_axis(self) -> SequenceAxis | None:
+        """The ranks that share each row, this one among them (context parallelism); None: a rank has whole rows."""
+        mesh = self.parallel_dims.get_optional_mesh("cp")
+        return None if mesh is None else SequenceAxis(mesh)
+
     def sum_over_data(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum `tensor` in place over the ranks that saw different tokens; every rank gets the same bits."""
         mesh = self.parallel_dims.get_optional_mesh("loss")
@@ -59,7 +65,7 @@ class Environment:
 
     @property
     def ranks_per_batch(self) -> int:
-        """Ranks that see the same tokens (they share the weights of a layer or its stages)."""
+        """Ranks that compute the loss of the same tokens (they share the weights of a layer or its stages)."""
         return self.world_size // self.parallel_dims.loss
 
     def sum_over_world(self, tensor: torch.Tensor) -> torch.Tensor:

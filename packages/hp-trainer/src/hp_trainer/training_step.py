@@ -65,8 +65,13 @@ class TrainingStep:
         started = time.perf_counter()
         fetched: list[Batch] = []
         for batch in itertools.islice(batches, self.micro_batches):
-            fetched.append({name: value.to(self.environment.device) for name, value in batch.items()})
+            fetched.append(self._own_labels({name: v.to(self.environment.device) for name, v in batch.items()}))
         return Fetched(fetched, time.perf_counter() - started) if fetched else None
+
+    def _own_labels(self, batch: Batch) -> Batch:
+        """Where ranks share each row, the labels of this rank's stretch; the model takes whole rows and cuts them."""
+        axis = self.environment.sequence_axis
+        return batch if axis is None else {**batch, "labels": axis.cut(batch["labels"], 1)}
 
     def agree(self, fetched: Fetched | None, *, stop_wanted: bool) -> Agreement:
         """One exchange before each step: valid tokens over all ranks and micro-batches, and whether to stop after it.

@@ -84,11 +84,14 @@ class Decoder(BaseModel):
             Raises:
                 ConfigError: rows longer than the model allows, or heads that tensor parallelism cannot share.
             """
-            faults = decoder_faults(self, trainer_config)
-            if faults:
+            if faults := self.run_faults(trainer_config=trainer_config):
                 raise ConfigError(faults)
             self.seq_len = trainer_config.training.seq_len
             self.explicit_mask = trainer_config.parallelism.context_parallel_degree > 1
+
+        def run_faults(self, *, trainer_config: TrainerConfig) -> list[Fault]:
+            """Rows longer than the model allows; heads, or rows, that ranks cannot share."""
+            return decoder_faults(self, trainer_config)
 
         def get_nparams_and_flops(self, model: Module, seq_len: int | None = None) -> tuple[int, int]:
             """Parameters of the model, and floating-point operations per trained token (see `training_flops`)."""
@@ -195,14 +198,15 @@ def decoder_faults(config: Decoder.Config, trainer_config: TrainerConfig) -> lis
             )
             for count in unfit
         ]
-        if parallelism.enable_sequence_parallel and seq_len % tp:
-            faults.append(
-                Fault(
-                    "training.seq_len",
-                    f"{seq_len} tokens cannot be shared by {tp} ranks (sequence parallelism)",
-                    allowed=f"a multiple of parallelism.tensor_parallel_degree ({tp})",
-                )
+    ranks = parallelism.context_parallel_degree * (tp if parallelism.enable_sequence_parallel else 1)
+    if seq_len % ranks:
+        faults.append(
+            Fault(
+                "training.seq_len",
+                f"{seq_len} tokens cannot be shared by {ranks} ranks (sequence and context parallelism)",
+                allowed=f"a multiple of {ranks}",
             )
+        )
     return faults
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["AcrossStretches", "apply_cp"]
 
 AcrossStretches = Callable[..., Any]
-"""`(forward, axis, *args, **kwargs)`: a layer's forward where its sequence is cut. `forward` is the layer's own (bound),
-`axis` the `SequenceAxis`, the rest what the layer was called with, local tensors of this rank's stretch."""
+"""`(forward, axis, *args, **kwargs)`: a layer's forward where its sequence is cut. `forward` is the layer's own, bound;
+`axis` the `SequenceAxis`; the rest what the layer was called with, local tensors of this rank's stretch."""
 
 
 def apply_cp(model: Module, *, mesh: DeviceMesh, across: Mapping[type, AcrossStretches] | None = None) -> Module:
