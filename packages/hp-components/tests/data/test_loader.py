@@ -18,7 +18,7 @@ import torch
 
 from hp_components.data import DummyDataLoader, TextDataLoader
 from hp_components.data.packing import PackedRows, as_batch
-from hp_components.data.token_stream import tokenise
+from hp_components.data.tokenising import tokenise
 from hp_components.tokenizer import BaseTokenizer
 from hp_protocols.errors import ConfigError
 

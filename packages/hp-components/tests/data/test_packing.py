@@ -10,7 +10,7 @@ import torch
 
 from hp_components.data.packing import PADDING_ROW, PackedRows, as_batch
 from hp_components.data.sources import MemoryCorpus
-from hp_components.data.token_stream import tokenise
+from hp_components.data.tokenising import tokenise
 from hp_components.tokenizer import BaseTokenizer
 
 X = -100

@@ -89,24 +89,25 @@ def test_a_missing_path_suggests_the_nearest(tmp_path: Path) -> None:
 def test_a_folder_without_text_says_what_it_has(tmp_path: Path) -> None:
     assert "no text in the folder" in faults(tmp_path)[0]
     assert "(it has nothing)" in faults(tmp_path)[0]
-    for name in ("a.py", "b.py", "c.parquet"):
+    for name in ("a.py", "b.py", "c.csv"):
         (tmp_path / name).write_text("x")
-    assert "(it has 2 .py, 1 .parquet); allowed: files that end in .txt or .jsonl" in faults(tmp_path)[0]
+    assert "(it has 2 .py, 1 .csv); allowed: files that end in .txt, .jsonl, .json or .parquet" in faults(tmp_path)[0]
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("a.parquet", ".parquet files are not available yet"),
-        ("a.json", ".json files are not"),
+        ("a.csv", ".csv files are not read"),
+        ("a.txt.zst", ".zst files are not read"),
         ("a", "cannot tell how"),
+        ("a.gz", "cannot tell how"),
     ],
 )
 def test_a_file_of_another_kind_is_refused_by_name(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / name).write_text("x")
     (text,) = faults(tmp_path / name)
     assert message in text
-    assert "allowed: a file that ends in .txt or .jsonl, or a folder of them" in text
+    assert "allowed: a file that ends in .txt, .jsonl, .json or .parquet (also with .gz behind it), or a folder" in text
 
 
 def test_a_device_is_refused() -> None:

@@ -17,8 +17,9 @@ from tokenizers import Tokenizer
 
 from hp_components.data import open_corpus
 from hp_components.data import token_stream as token_stream_module
+from hp_components.data import tokenising as tokenising_module
 from hp_components.data.sources import MemoryCorpus
-from hp_components.data.token_stream import tokenise
+from hp_components.data.tokenising import tokenise
 from hp_components.tokenizer import BaseTokenizer, CorpusTokenizer
 from hp_protocols.errors import ConfigError
 
@@ -74,8 +75,8 @@ def test_bos_and_eos_that_a_text_spells_out_are_not_doubled(tmp_path: Path) -> N
 
 
 def test_a_corpus_of_many_batches_is_that_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_stream_module, "BATCH_CHARACTERS", 20_000)
-    monkeypatch.setattr(token_stream_module, "PIECE_CHARACTERS", 3_000)
+    monkeypatch.setattr(tokenising_module, "BATCH_CHARACTERS", 20_000)
+    monkeypatch.setattr(tokenising_module, "PIECE_CHARACTERS", 3_000)
     files = open_corpus(None).files[::40]
     texts = [file.path.read_text("utf-8") for file in files]
     texts.append("\n\n\n".join(texts))
@@ -189,7 +190,7 @@ CHILD = """
 import logging, sys, time
 logging.basicConfig(level=logging.INFO)
 from hp_components.data.sources import MemoryCorpus
-from hp_components.data.token_stream import tokenise
+from hp_components.data.tokenising import tokenise
 from hp_components.tokenizer import CorpusTokenizer
 
 def documents():
@@ -242,7 +243,7 @@ def test_processes_at_once_work_once_and_agree(child: list[subprocess.Popen[str]
 def test_a_killed_process_leaves_nothing_that_counts_and_nothing_for_long(
     child: list[subprocess.Popen[str]], cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_stream_module, "BATCH_CHARACTERS", 1000)
+    monkeypatch.setattr(tokenising_module, "BATCH_CHARACTERS", 1000)
     killed = start(child, "slow")
     assert killed.stdout is not None
     assert killed.stdout.readline() == "half\n"

@@ -24,12 +24,13 @@ from hp_config.coerce import coerce
 from hp_config.fields import field_docs, fields_of, is_node
 from hp_config.model_text import describe_hidden
 from hp_config.tree import Option, find_options, join_path, replace_at
+from hp_protocols import errors
 
 __all__ = ["MissingExtraError", "apply_options", "load_tyro", "print_help", "to_text"]
 
 
-class MissingExtraError(ImportError):
-    """An optional dependency is not installed; the message says how to get it."""
+class MissingExtraError(errors.MissingExtraError):
+    """tyro is not installed; the message says how to get it."""
 
 
 def load_tyro() -> ModuleType:

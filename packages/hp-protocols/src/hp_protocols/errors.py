@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["ConfigError", "Fault", "nearest"]
+__all__ = ["ConfigError", "Fault", "MissingExtraError", "nearest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,10 @@ class ConfigError(ValueError):
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[Sequence[Fault]]]:
         return type(self), (self.faults,)
+
+
+class MissingExtraError(ImportError):
+    """An optional dependency is not installed; the message says what needs it and how to get it."""
 
 
 def nearest(given: str, known: Iterable[str]) -> str | None:

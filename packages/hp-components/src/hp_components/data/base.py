@@ -6,13 +6,17 @@ under another number of ranks.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hp_components.data.formats import Skipped
 from hp_components.data.packing import Batch
 from hp_components.data.sources import Corpus
+from hp_components.data.token_stream import TokenStream
+from hp_components.tokenizer.base import BaseTokenizer
 from hp_protocols.configurable import Configurable
 
 __all__ = ["BaseDataLoader"]
@@ -30,6 +34,12 @@ class BaseDataLoader(ABC, Configurable):
             """The text behind this loader, to train a tokenizer on; None if there is none."""
             return None
 
+        def tokenise(
+            self, corpus: Any, tokenizer: BaseTokenizer, *, cache_dir: str | os.PathLike[str] | None = None
+        ) -> TokenStream | None:
+            """The tokens of what `open_corpus` gave, from the cache or worked out now; None if there is no text."""
+            return None
+
     @property
     @abstractmethod
     def fingerprint(self) -> str:
@@ -40,7 +50,16 @@ class BaseDataLoader(ABC, Configurable):
 
     @abstractmethod
     def __next__(self) -> Batch:
-        """The next batch: input, labels, positions, segment_ids, each [local batch, seq_len] int64."""
+        """The next batch: input, labels, positions, segment_ids, each [local batch, seq_len] int64.
+
+        Where documents must not see each other it also has `cu_seqlens`, int32 and always on the host: where in the
+        flattened batch each document begins, and the number of its tokens at the end.
+        """
+
+    @property
+    def skipped(self) -> Skipped:
+        """Bad places of the data that were left out, where the config says that they are to be."""
+        return Skipped()
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

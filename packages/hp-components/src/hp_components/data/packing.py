@@ -15,7 +15,7 @@ import torch
 
 from hp_components.data.token_stream import TokenStream
 
-__all__ = ["FIELDS", "IGNORE_INDEX", "PADDING_ROW", "Batch", "PackedRows", "Rows", "as_batch"]
+__all__ = ["FIELDS", "IGNORE_INDEX", "PADDING_ROW", "Batch", "PackedRows", "Rows", "as_batch", "document_bounds"]
 
 # B: rows of a batch, S: tokens of a row, F: the fields of a row, in this order.
 FIELDS = ("input", "labels", "positions", "segment_ids")
@@ -36,6 +36,17 @@ class Rows(Protocol):
 def as_batch(fields_FBS: torch.Tensor) -> Batch:
     """The fields of a stack by name, each [B, S]."""
     return dict(zip(FIELDS, fields_FBS, strict=True))
+
+
+def document_bounds(segment_ids_BS: torch.Tensor) -> torch.Tensor:
+    """Where in the flattened batch each document begins, and B·S at the end: int32, on the host.
+
+    Every row begins one, so that no document reaches from one row into the next.
+    """
+    begins_BS = torch.ones_like(segment_ids_BS, dtype=torch.bool)
+    begins_BS[:, 1:] = segment_ids_BS[:, 1:] != segment_ids_BS[:, :-1]
+    begins = begins_BS.flatten().nonzero().flatten().to(torch.int32)
+    return torch.cat([begins, torch.tensor([segment_ids_BS.numel()], dtype=torch.int32)])
 
 
 @dataclass(frozen=True, slots=True)

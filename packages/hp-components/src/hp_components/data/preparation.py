@@ -10,7 +10,6 @@ import os
 
 from hp_components.data.base import BaseDataLoader
 from hp_components.data.sources import Corpus, standard_library_corpus
-from hp_components.data.token_stream import tokenise
 from hp_components.tokenizer.base import BaseTokenizer
 
 __all__ = ["build_tokenizer", "prepare"]
@@ -40,7 +39,7 @@ def prepare(
     corpus = dataloader.open_corpus()
     built = _build(tokenizer, corpus, cache_dir)
     if corpus is not None:
-        tokenise(corpus, built, cache_dir=cache_dir)
+        dataloader.tokenise(corpus, built, cache_dir=cache_dir)
     return built
 
 

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import json
 import logging
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import Dataset
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from hp_components.data.base import BaseDataLoader
 from hp_components.data.order import Position, RankSlice, RowOrder
-from hp_components.data.packing import Batch, Rows, as_batch
+from hp_components.data.packing import Batch, Rows, as_batch, document_bounds
+from hp_components.data.prefetch import Prefetch, StackIterator
 from hp_protocols.errors import ConfigError, Fault
 
-__all__ = ["RowLoader"]
+__all__ = ["RowLoader", "smallest_faults"]
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,46 @@ _HINTS = {
 class RowLoader(BaseDataLoader):
     """Subclasses say which rows, and what identifies them."""
 
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        num_workers: int = 0
+        """Processes that fetch batches ahead; 0: in the training process. The batches are the same."""
+
+        prefetch_factor: int | None = None
+        """Batches that each worker fetches ahead (2 if unset)."""
+
+        pin_memory: bool | None = None
+        """Batches in page-locked memory, which an accelerator copies from while it computes; unset: if there is one."""
+
+        worker_timeout_seconds: float = 300.0
+        """How long a worker may take for a batch before the run fails."""
+
+        def faults(self, path: str) -> list[Fault]:
+            """What is wrong with these values, for the whole config's list of faults."""
+            faults = smallest_faults(self, path, {"num_workers": 0, "prefetch_factor": 1})
+            if self.prefetch_factor is not None and self.num_workers == 0:
+                problem = "is set, but without workers nothing is fetched ahead"
+                faults.append(Fault(f"{path}.prefetch_factor", problem, hint=f"--{path}.num_workers 1"))
+            if not self.worker_timeout_seconds > 0:
+                problem = f"is {self.worker_timeout_seconds:g}"
+                faults.append(Fault(f"{path}.worker_timeout_seconds", problem, allowed="more than 0"))
+            if self.pin_memory and not torch.accelerator.is_available():
+                problem = "is set, but there is no accelerator here to pin memory for"
+                faults.append(
+                    Fault(f"{path}.pin_memory", problem, hint="leave it unset: it is then used where it helps")
+                )
+            return faults
+
+        def prefetch(self, seed: int, dp_rank: int) -> Prefetch:
+            """How this config fetches ahead; worker seeds differ between ranks."""
+            return Prefetch(
+                num_workers=self.num_workers,
+                prefetch_factor=self.prefetch_factor,
+                pin_memory=torch.accelerator.is_available() if self.pin_memory is None else self.pin_memory,
+                timeout_seconds=self.worker_timeout_seconds,
+                seed=int(np.random.SeedSequence([seed, dp_rank]).generate_state(1)[0]),
+            )
+
     def __init__(
         self,
         rows: Rows,
@@ -43,20 +83,21 @@ class RowLoader(BaseDataLoader):
         part: RankSlice,
         *,
         identity: Mapping[str, Any],
-        num_workers: int = 0,
-        prefetch_factor: int | None = None,
+        prefetch: Prefetch | None = None,
+        document_mask: bool = False,
     ) -> None:
         """Start at the beginning of the order.
 
         Args:
             identity: plain values that name everything the rows and their order depend on; a saved position is only
                 good where they are the same.
+            document_mask: batches say where documents begin, so that they need not see each other.
         """
         self._rows, self._order, self._part = rows, order, part
         self._identity = {"kind": type(self).__name__, **identity}
-        self._num_workers, self._prefetch_factor = num_workers, prefetch_factor
+        self._prefetch, self._document_mask = prefetch or Prefetch(), document_mask
         self._position = Position()
-        self._stacks: Iterator[torch.Tensor] | None = None
+        self._stacks: StackIterator | None = None
 
     @property
     def position(self) -> Position:
@@ -73,33 +114,16 @@ class RowLoader(BaseDataLoader):
             self._stacks = None  # ends the workers
             raise StopIteration
         if self._stacks is None:
-            self._stacks = iter(self._engine())
-        try:
-            batch = as_batch(next(self._stacks))
-        except (ConnectionError, EOFError, FileNotFoundError) as error:
-            # What torch runs into when a worker dies while it hands over a batch; otherwise it says so itself.
-            raise RuntimeError(f"a DataLoader worker died while it handed over a batch ({error!r})") from error
+            batches = _Batches(self._order, self._position, self._part)
+            self._stacks = StackIterator(self._rows, batches, self._prefetch)
+        batch = as_batch(next(self._stacks))
+        if self._document_mask:
+            batch["cu_seqlens"] = document_bounds(batch["segment_ids"])
         # Counted here, where a batch is handed out, and not where a worker fetches it ahead of time.
         before, self._position = self._position, self._order.after(self._position, self._part)
         if before.epoch != self._position.epoch:
             log.info("epoch %d of the data is done", before.epoch + 1)
         return batch
-
-    def _engine(self) -> StatefulDataLoader[torch.Tensor]:
-        """torchdata's loader, from the current position on."""
-        with warnings.catch_warnings():
-            # torchdata 0.11 announces itself to torch in a way that torch 2.13 deprecates.
-            warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
-            return StatefulDataLoader(
-                _Fetched(self._rows),
-                batch_sampler=_Batches(self._order, self._position, self._part),
-                collate_fn=_as_it_is,
-                num_workers=self._num_workers,
-                prefetch_factor=self._prefetch_factor,
-                # Without one of its own it draws from torch's global generator, and a resumed run would then have
-                # drawn once more than an uninterrupted one.
-                generator=torch.Generator().manual_seed(0),
-            )
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self._position.epoch, "cursor": self._position.cursor, "identity": dict(self._identity)}
@@ -114,6 +138,16 @@ class RowLoader(BaseDataLoader):
             raise ConfigError(faults)
         self._position = position
         self._stacks = None
+
+
+def smallest_faults(config: object, path: str, smallest: Mapping[str, int]) -> list[Fault]:
+    """A fault for each of these fields that is set and below its smallest value."""
+    values = {name: getattr(config, name) for name in smallest}
+    return [
+        Fault(f"{path}.{name}", f"is {value}", allowed=f"{smallest[name]} or more")
+        for name, value in values.items()
+        if value is not None and value < smallest[name]
+    ]
 
 
 def _differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[Fault]:
@@ -136,16 +170,6 @@ def _differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[Faul
     ]
 
 
-class _Fetched(Dataset[torch.Tensor]):
-    """Rows as torch's fetcher takes them, a batch at a time."""
-
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-
-    def __getitems__(self, indices: Sequence[int]) -> torch.Tensor:
-        return self._rows.stack(indices)
-
-
 class _Batches:
     """A batch sampler for torch: an iterable of lists of row numbers."""
 
@@ -154,7 +178,3 @@ class _Batches:
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._order.batches(self._position, self._part)
-
-
-def _as_it_is(fields_FBS: torch.Tensor) -> torch.Tensor:
-    return fields_FBS

@@ -1,40 +1,38 @@
 """Where text comes from: the files of a corpus and the documents in them.
 
-In: a path (a .txt or .jsonl file, a folder of them, or None for the standard-library sources of the running Python).
-Out: a `Corpus`: documents in a fixed order, a fingerprint of their content, every bad line reported by file and line.
+In: paths (files, folders, globs), or None for the standard-library sources of the running Python. Out: a `Corpus`:
+documents in a fixed order, a fingerprint of their content, every bad line reported by file and line.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import logging
 import os
-import stat
 import sysconfig
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from hp_components.data.formats import READERS, FaultList, TextFile, readable
-from hp_protocols.errors import ConfigError, Fault, nearest
+from hp_components.data.files import RECORD_KINDS, find_all, find_files, text_file
+from hp_components.data.formats import TEXT_READERS, BadLinePolicy, FaultList, Part, TextFile, readable, whole_gzip
+from hp_components.data.records import RECORD_READERS, Record, text_of
+from hp_protocols.errors import ConfigError, Fault
 
 __all__ = ["Corpus", "FileCorpus", "MemoryCorpus", "as_corpus", "open_corpus", "standard_library_corpus"]
 
-log = logging.getLogger(__name__)
-
-EXTENSIONS = (".txt", ".jsonl")
-# Formats that a user may well have; they get a word of their own instead of "unknown".
-LATER = (".json", ".parquet", ".csv", ".arrow", ".gz", ".zst")
 # Up to here a corpus is known by its content, which survives copying and cannot be fooled; hashing takes well under
 # a second. Above, by path, size and modification time, as reading it all only to find the cache would cost minutes.
 CONTENT_HASH_LIMIT = 256 * 2**20
+# How much text a byte of a packed file holds, roughly.
+PACKED_TEXT = 3
 
 
 @runtime_checkable
 class Corpus(Protocol):
     """Documents in a fixed order."""
+
+    on_bad_line: BadLinePolicy
 
     @property
     def name(self) -> str:
@@ -48,42 +46,85 @@ class Corpus(Protocol):
     def fingerprint(self) -> str:
         """Changes whenever a document may have changed."""
 
+    def parts(self, faults: FaultList) -> Iterator[Part]:
+        """Every document once, in parts of bounded size where it can be read so. Bad places go into `faults`."""
+
     def documents(self) -> Iterator[str]:
-        """Every document once. Raises ConfigError, after the last one, with all bad places met on the way."""
+        """Every document once. Raises ConfigError, after the last one, with all bad places, unless they are skipped."""
+
+
+def whole_documents(corpus: Corpus) -> Iterator[str]:
+    """The documents of a corpus, put together from their parts."""
+    faults, begun = FaultList(corpus.name, corpus.on_bad_line), list[str]()
+    for part in corpus.parts(faults):
+        begun.append(part.text)
+        if part.last:
+            yield begun[0] if len(begun) == 1 else "".join(begun)
+            begun = []
+    faults.raise_if_any()
 
 
 class FileCorpus:
     """The documents of some files, in the order of the files."""
 
-    def __init__(self, files: Sequence[TextFile], *, name: str, text_key: str = "text") -> None:
-        self.files, self.name, self.text_key = tuple(files), name, text_key
+    def __init__(
+        self,
+        files: Sequence[TextFile],
+        *,
+        name: str,
+        text_key: str = "text",
+        on_bad_line: BadLinePolicy = "error",
+    ) -> None:
+        self.files, self.name, self.text_key, self.on_bad_line = tuple(files), name, text_key, on_bad_line
 
     def __repr__(self) -> str:
         return f"FileCorpus({self.name!r}, {len(self.files)} files, {self.size} bytes)"
 
     @property
     def size(self) -> int:
-        return sum(file.size for file in self.files)
+        return sum(file.size * (PACKED_TEXT if file.gzipped or file.kind == "parquet" else 1) for file in self.files)
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(f"files 1 {self.text_key!r}".encode())
-        by_content = self.size <= CONTENT_HASH_LIMIT
+        # A corpus with bad lines is another one when they are skipped than when they are refused.
+        policy = "" if self.on_bad_line == "error" else f" {self.on_bad_line}"
+        digest = hashlib.sha256(f"files 1 {self.text_key!r}{policy}".encode())
+        by_content = sum(file.size for file in self.files) <= CONTENT_HASH_LIMIT
         for file in self.files:
             if by_content:
                 with readable(file.path), open(file.path, "rb") as handle:
                     identity = hashlib.file_digest(handle, "sha256").hexdigest()
             else:
                 identity = f"{file.path} {file.size} {file.mtime_ns}"
-            digest.update(f"\n{file.kind} {identity}".encode(errors="surrogateescape"))
+            kind = f"{file.kind}.gz" if file.gzipped else file.kind
+            digest.update(f"\n{kind} {identity}".encode(errors="surrogateescape"))
         return digest.hexdigest()
 
-    def documents(self) -> Iterator[str]:
-        faults = FaultList(self.name)
+    def parts(self, faults: FaultList) -> Iterator[Part]:
         for file in self.files:
-            yield from READERS[file.kind](file, self.text_key, faults)
-        faults.raise_if_any()
+            yield from whole_gzip(file, faults, self._parts_of(file, faults))
         self._check_unchanged()
+
+    def documents(self) -> Iterator[str]:
+        return whole_documents(self)
+
+    def records(self, faults: FaultList) -> Iterator[Record]:
+        """The records of all files. Raises ConfigError where a file has none by its nature."""
+        plain = [file for file in self.files if file.kind not in RECORD_KINDS]
+        if plain:
+            allowed = ", ".join(f".{kind}" for kind in RECORD_KINDS)
+            raise ConfigError([Fault(str(file.path), "has text, not records", allowed=allowed) for file in plain[:10]])
+        for file in self.files:
+            yield from whole_gzip(file, faults, RECORD_READERS[file.kind](file, faults))
+        self._check_unchanged()
+
+    def _parts_of(self, file: TextFile, faults: FaultList) -> Iterator[Part]:
+        if file.kind in TEXT_READERS:
+            yield from TEXT_READERS[file.kind](file, faults)
+            return
+        for record in RECORD_READERS[file.kind](file, faults):
+            if (text := text_of(record, self.text_key, faults)) is not None:
+                yield Part(text)
 
     def _check_unchanged(self) -> None:
         """A file written to while it is read would be kept under the fingerprint of its former self."""
@@ -98,6 +139,8 @@ class FileCorpus:
 
 class MemoryCorpus:
     """Documents from a function that returns them anew at every call."""
+
+    on_bad_line: BadLinePolicy = "error"
 
     def __init__(self, factory: Callable[[], Iterable[str]], *, name: str = "documents in memory") -> None:
         self.factory, self.name = factory, name
@@ -119,6 +162,9 @@ class MemoryCorpus:
     def fingerprint(self) -> str:
         return self._measured[1]
 
+    def parts(self, faults: FaultList) -> Iterator[Part]:
+        return (Part(document) for document in self.factory())
+
     def documents(self) -> Iterator[str]:
         yield from self.factory()
 
@@ -133,29 +179,34 @@ def as_corpus(corpus: Corpus | Callable[[], Iterable[str]] | Sequence[str | os.P
         raise TypeError(
             f"a corpus is a Corpus, a function or a list of files, not the single path {corpus!r}: use open_corpus"
         )
-    files = [file for path in corpus for file in _find_files(Path(path))]
+    files = [file for path in corpus for file in find_files(Path(path), "corpus")]
     if not files:
         raise ValueError("an empty list of files is no corpus")
     return FileCorpus(files, name=f"{len(files)} files")
 
 
 def open_corpus(
-    dataset_path: str | os.PathLike[str] | None, *, text_key: str = "text", where: str = "dataloader.dataset_path"
-) -> Corpus:
-    """The corpus at a path, or the running Python's standard-library sources for None.
+    dataset_path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
+    *,
+    text_key: str = "text",
+    on_bad_line: BadLinePolicy = "error",
+    where: str = "dataloader.dataset_path",
+) -> FileCorpus:
+    """The corpus at a path, a glob or several of them, or the running Python's standard-library sources for None.
 
-    A .txt file is one document. A .jsonl file has one object per line, whose `text_key` is a document. A folder is
-    read recursively in the order of its names; what has another extension is counted in one log line.
+    A .txt file is one document. A line of .jsonl, an element of .json and a row of .parquet are records, whose
+    `text_key` is a document; a .gz file is read as what it packs. A folder is read recursively in the order of its
+    names; what has another extension is counted in one log line.
 
     Raises:
         ConfigError: nothing there, nothing of use there, or not readable.
     """
     if dataset_path is None:
         return standard_library_corpus()
-    path = Path(dataset_path).expanduser()
-    if not str(dataset_path) or not path.exists():
-        raise ConfigError(_missing(path, str(dataset_path), where))
-    return FileCorpus(_find_files(path, where), name=str(dataset_path), text_key=text_key)
+    files = find_all(dataset_path, where)
+    several = [dataset_path] if isinstance(dataset_path, str | os.PathLike) else dataset_path
+    name = ", ".join(map(str, several[:3])) + (f" and {len(several) - 3} more" if len(several) > 3 else "")
+    return FileCorpus(files, name=name, text_key=text_key, on_bad_line=on_bad_line)
 
 
 def standard_library_corpus() -> FileCorpus:
@@ -169,7 +220,7 @@ def standard_library_corpus() -> FileCorpus:
         Fault(
             "dataloader.dataset_path",
             "is not set, and the running Python has no sources at " + " or ".join(map(str, folders)),
-            hint="give a text file, a .jsonl file or a folder of them: --dataloader.dataset_path my_text.txt",
+            hint="give a text file, records (.jsonl, .json, .parquet) or a folder of them: --dataloader.dataset_path my_text.txt",
         )
     )
 
@@ -179,103 +230,8 @@ def _python_sources(folder: Path) -> Iterator[TextFile]:
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in left_out]
         for path in (Path(parent, name) for name in names if name.endswith(".py")):
-            yield _text_file(path, path.relative_to(folder).as_posix(), "py")
-
-
-def _missing(path: Path, given: str, where: str) -> Fault:
-    """The fault of a path that is not there, with the nearest name beside it."""
-    if not given:
-        return Fault(where, "is empty", allowed="a .txt or .jsonl file, or a folder of them")
-    parent = path.parent
-    while not parent.exists():
-        path, parent = parent, parent.parent
-    try:
-        close = nearest(path.name, [entry.name for entry in parent.iterdir()]) if parent.is_dir() else None
-    except OSError:  # the folder may not be listable; then there is just no name to suggest
-        close = None
-    hint = f"did you mean {parent / close}?" if close else f"{parent} exists, {path.name!r} in it does not"
-    return Fault(where, f"{given!r} does not exist", allowed="a .txt or .jsonl file, or a folder of them", hint=hint)
+            yield text_file(path, path.relative_to(folder).as_posix(), "py")
 
 
 def _order(file: TextFile) -> tuple[str, ...]:
     return tuple(file.name.split("/"))
-
-
-def _text_file(path: Path, name: str, kind: str) -> TextFile:
-    with readable(path):
-        status = path.stat()
-    return TextFile(path=path, name=name, kind=kind, size=status.st_size, mtime_ns=status.st_mtime_ns)
-
-
-def _find_files(path: Path, where: str = "corpus") -> list[TextFile]:
-    """The files of use at `path`, sorted. Raises ConfigError when there are none."""
-    if not path.exists():
-        raise ConfigError(_missing(path, str(path), where))
-    if not path.is_dir():
-        kind = path.suffix.lower()
-        if kind not in EXTENSIONS or not path.is_file():
-            raise ConfigError(_unusable_file(path, where))
-        return [_text_file(path, path.name, kind[1:])]
-    found, others = list[TextFile](), Counter[str]()
-    _walk(path, path, found, others, set())
-    if not found:
-        seen = ", ".join(f"{number} {kind}" for kind, number in others.most_common(8)) or "nothing"
-        raise ConfigError(
-            Fault(
-                where,
-                f"no text in the folder {str(path)!r} (it has {seen})",
-                allowed="files that end in " + " or ".join(EXTENSIONS),
-            )
-        )
-    if others:
-        counts = ", ".join(f"{number} {kind}" for kind, number in sorted(others.items()))
-        log.warning("%s: %d files are text to read, %d others are not (%s)", path, len(found), others.total(), counts)
-    return found
-
-
-def _walk(root: Path, folder: Path, found: list[TextFile], others: Counter[str], visited: set[tuple[int, int]]) -> None:
-    """Collect what is below `folder`; links are followed, a folder is entered once."""
-    with readable(folder):
-        status = folder.stat()
-        if (status.st_dev, status.st_ino) in visited:
-            return
-        visited.add((status.st_dev, status.st_ino))
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    for entry in entries:
-        path = Path(entry.path)
-        kind = path.suffix.lower()
-        if entry.name.startswith("."):
-            others["hidden"] += 1
-        elif entry.is_dir():
-            _walk(root, path, found, others, visited)
-        elif not entry.is_file():
-            others["broken link or special file"] += 1
-        elif kind in EXTENSIONS:
-            found.append(_text_file(path, path.relative_to(root).as_posix(), kind[1:]))
-        else:
-            others[kind or "without extension"] += 1
-
-
-def _unusable_file(path: Path, where: str) -> Fault:
-    allowed = "a file that ends in " + " or ".join(EXTENSIONS) + ", or a folder of them"
-    if not path.is_file():
-        return Fault(where, f"{str(path)!r} is no regular file ({_file_type(path)})", allowed=allowed)
-    if path.suffix.lower() in LATER:
-        return Fault(
-            where,
-            f"{path.suffix} files are not available yet ({str(path)!r})",
-            allowed=allowed,
-            hint='convert it to .jsonl, one {"text": …} per line',
-        )
-    return Fault(
-        where,
-        f"cannot tell how to read {str(path)!r}",
-        allowed=allowed,
-        hint="plain text of another name: rename it or link it as .txt",
-    )
-
-
-def _file_type(path: Path) -> str:
-    mode = path.stat().st_mode
-    kinds = {"pipe": stat.S_ISFIFO, "socket": stat.S_ISSOCK, "device": lambda m: stat.S_ISCHR(m) or stat.S_ISBLK(m)}
-    return next((kind for kind, test in kinds.items() if test(mode)), "special file")

@@ -1,9 +1,10 @@
-"""A corpus as one long array of token ids, worked out once per machine and then memory-mapped.
+"""One long array of token ids, worked out once per machine, kept in the cache folder and then memory-mapped.
 
-In: a corpus and a tokenizer. Out: a `TokenStream`: every document as BOS + text + EOS, one after the other, and where
-each begins. Kept as one file in the cache folder; a damaged file is noticed and made again.
+In: a key, and a function that writes the tokens. Out: a `TokenStream`: all documents one after the other, where each
+begins, and (for conversations) which tokens are to be learned. A damaged file is noticed and made again.
 
-File: magic, 16 bytes | tokens | document starts, int64 | description, JSON | its SHA-256 | its length, 8 bytes | magic.
+File: magic, 16 bytes | tokens | document starts, int64 | mask, if there is one, uint8 per token, filled up to 8 bytes |
+description, JSON | its SHA-256 | its length, 8 bytes | magic.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ import hashlib
 import json
 import logging
 import os
-import time
+import shutil
+import tempfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from hp_components.data.cache import cache_key, cache_root, exclusive, open_atomic
-from hp_components.data.sources import Corpus
-from hp_components.tokenizer.base import BaseTokenizer
+from hp_components.data.cache import cache_root, exclusive, open_atomic
+from hp_components.data.formats import Skipped
 from hp_protocols.errors import ConfigError, Fault
 
-__all__ = ["TokenStream", "tokenise"]
+__all__ = ["StreamWriter", "TokenStream", "kept_stream", "token_dtype"]
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +36,6 @@ TAIL_BYTES = 32 + 8 + len(MAGIC)
 # 1 GiB, this many of a larger one, spread over it.
 BLOCK_BYTES = 16 * 2**20
 CHECKED_BLOCKS = 64
-# Text handed to the library at once. It keeps some hundred bytes per token while at it.
-BATCH_CHARACTERS = 4 * 2**20
-PIECE_CHARACTERS = 2**20
-PROGRESS_SECONDS = 10.0
 
 
 class DamagedFileError(Exception):
@@ -51,11 +48,13 @@ class TokenStream:
     Attributes:
         tokens: [number of tokens], uint16 or uint32.
         starts: [number of documents], int64, ascending: where each document begins in `tokens`.
+        mask: [number of tokens], uint8: 1 for tokens to learn; None: all are.
+        skipped: the bad places that were left out.
         digest: of all content; equal digests mean equal streams.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open and check a file that `tokenise` wrote. Raises DamagedFileError, FileNotFoundError."""
+        """Open and check a file that `kept_stream` wrote. Raises DamagedFileError, FileNotFoundError."""
         self.path = path
         with open(path, "rb") as file:
             self._description, self.digest = _read_description(file)
@@ -67,6 +66,11 @@ class TokenStream:
         self.tokens = np.memmap(self.path, about["dtype"], "r", len(MAGIC), (about["tokens"],))
         starts_offset = len(MAGIC) + about["token_bytes"]
         self.starts = np.memmap(self.path, "<i8", "r", starts_offset, (about["documents"],))
+        mask_offset = starts_offset + 8 * about["documents"]
+        masked = about.get("mask_bytes", 0) > 0
+        self.mask = np.memmap(self.path, "u1", "r", mask_offset, (about["tokens"],)) if masked else None
+        skipped = about.get("skipped", {"total": 0, "first": []})
+        self.skipped = Skipped(skipped["total"], tuple(skipped["first"]))
 
     def __getstate__(self) -> dict[str, Any]:
         # A memory map would be pickled as all its data; a worker process maps the same file instead.
@@ -77,24 +81,84 @@ class TokenStream:
         self._map()
 
 
-def tokenise(
-    corpus: Corpus, tokenizer: BaseTokenizer, *, cache_dir: str | os.PathLike[str] | None = None
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """Two bytes per token where they can hold every id, else four."""
+    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
+
+
+class StreamWriter:
+    """Takes documents, piece by piece, into a new file. Holds eight bytes per document in memory, and no token."""
+
+    def __init__(self, file: IO[bytes], mask_file: IO[bytes]) -> None:
+        self._file, self._mask_file = file, mask_file
+        self._starts, self._dtype = array("q"), np.dtype("<u2")
+        self.tokens, self.masked = 0, False
+        file.write(MAGIC)
+
+    @property
+    def documents(self) -> int:
+        return len(self._starts)
+
+    def open(self, dtype: np.dtype[Any], *, masked: bool = False) -> None:
+        """Say how tokens are kept, before the first one."""
+        self._dtype, self.masked = dtype, masked
+
+    def add(self, ids: Any, *, first: bool = True, mask: np.ndarray | None = None) -> None:
+        """Token ids of the document at hand; `first` begins a new one."""
+        if (mask is not None) != self.masked:
+            raise ValueError("a stream has a mask for all of its tokens or for none")
+        if first:
+            self._starts.append(self.tokens)
+        self._file.write(np.asarray(ids, self._dtype).tobytes())
+        self.tokens += len(ids)
+        if mask is not None:
+            self._mask_file.write(np.asarray(mask, np.uint8).tobytes())
+
+    def finish(self, skipped: Skipped) -> None:
+        """Write document starts, mask and the description behind the tokens."""
+        token_bytes = self.tokens * self._dtype.itemsize
+        padding = -token_bytes % 8
+        self._file.write(b"\0" * padding + np.asarray(self._starts, "<i8").tobytes())
+        description: dict[str, Any] = {
+            "dtype": self._dtype.str,
+            "tokens": self.tokens,
+            "token_bytes": token_bytes + padding,
+            "documents": len(self._starts),
+        }
+        if self.masked:
+            self._mask_file.seek(0)
+            shutil.copyfileobj(self._mask_file, self._file)
+            padding = -self.tokens % 8
+            self._file.write(b"\0" * padding)
+            description["mask_bytes"] = self.tokens + padding
+        if skipped.total:
+            description["skipped"] = {"total": skipped.total, "first": list(skipped.first)}
+        blocks = [_block_digest(self._file, index) for index in range(_block_count(description))]
+        self._file.seek(0, os.SEEK_END)
+        text = json.dumps(description | {"blocks": blocks}).encode()
+        self._file.write(text + hashlib.sha256(text).digest() + len(text).to_bytes(8, "little") + MAGIC)
+
+
+def kept_stream(
+    key: str, write: Callable[[StreamWriter], Skipped], cache_dir: str | os.PathLike[str] | None = None
 ) -> TokenStream:
-    """The token stream of a corpus, from the cache or worked out now.
+    """The stream of this key from the cache, or written now by `write`, which returns what it had to skip.
 
     Any number of processes may ask for the same stream at once: one works, the others wait for its file.
 
     Raises:
-        ConfigError: bad places in the corpus, no text in it, or a cache folder that cannot be written.
+        ConfigError: what `write` raises, or a cache folder that cannot be written.
     """
-    key = cache_key("tokens 1", corpus.fingerprint, tokenizer.fingerprint)
     path = cache_root(cache_dir) / "tokens" / f"{key}.tokens"
     if (kept := _open_kept(path)) is not None:
         return kept
     with exclusive(path):
         if (kept := _open_kept(path)) is not None:
             return kept
-        _write(path, corpus, tokenizer)
+        with open_atomic(path) as file, tempfile.TemporaryFile(dir=path.parent) as mask_file:
+            writer = StreamWriter(file, mask_file)
+            writer.finish(write(writer))
+        log.info("kept as %s", path)
         return TokenStream(path)
 
 
@@ -110,91 +174,6 @@ def _open_kept(path: Path) -> TokenStream | None:
         raise ConfigError(
             Fault(str(path), f"cannot be read: {error.strerror}", hint="set HP_CACHE_DIR to another folder")
         ) from error
-
-
-def _write(path: Path, corpus: Corpus, tokenizer: BaseTokenizer) -> None:
-    """Tokenise into a new file at `path`."""
-    started = time.monotonic()
-    log.info("tokenising %s (%.1f MB), once; kept as %s", corpus.name, corpus.size / 1e6, path)
-    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
-    starts = array("q")
-    with open_atomic(path) as file:
-        file.write(MAGIC)
-        count = empty = 0
-        for document in _encoded(corpus, tokenizer):
-            if document is None:
-                empty += 1
-                continue
-            first, ids = document
-            if first:
-                starts.append(count)
-            file.write(np.asarray(ids, dtype).tobytes())
-            count += len(ids)
-        if not count:
-            raise ConfigError(
-                Fault(corpus.name, "has no text" + (f": its {empty} documents are empty" if empty else ""))
-            )
-        _finish(file, dtype, count, np.asarray(starts, "<i8"))
-    if empty:
-        log.info("%s: %d empty documents left out", corpus.name, empty)
-    log.info("%d documents, %d tokens in %.1f s", len(starts), count, time.monotonic() - started)
-
-
-def _encoded(corpus: Corpus, tokenizer: BaseTokenizer) -> Iterator[tuple[bool, list[int]] | None]:
-    """(is the first piece of a document, ids) for the whole corpus; None for an empty document."""
-    bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-    eos = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
-    if not eos:
-        log.warning("this tokenizer has no EOS token: documents follow each other without one")
-    for batch in _batches(corpus, tokenizer):
-        texts = [text for _, _, text in batch]
-        for (first, last, _), ids in zip(
-            batch, tokenizer.encode_batch(texts, add_bos=False, add_eos=False), strict=True
-        ):
-            # No text, or a tokenizer that makes nothing of it (white space, for some).
-            if first and last and not ids:
-                yield None
-                continue
-            if first and ids[:1] != bos:
-                ids = bos + ids
-            if last and ids[-1:] != eos:
-                ids = ids + eos
-            yield first, ids
-
-
-def _batches(corpus: Corpus, tokenizer: BaseTokenizer) -> Iterator[list[tuple[bool, bool, str]]]:
-    """Pieces of documents, (first of its document, last of its document, text), some megabytes at a time."""
-    batch, size, done, told = list[tuple[bool, bool, str]](), 0, 0, time.monotonic()
-    for document in corpus.documents():
-        pieces = tokenizer.pieces(document, PIECE_CHARACTERS)
-        for index, piece in enumerate(pieces):
-            batch.append((index == 0, index == len(pieces) - 1, piece))
-            size += len(piece) + 1
-            if size < BATCH_CHARACTERS:
-                continue
-            yield batch
-            done, batch, size = done + size, [], 0
-            if time.monotonic() - told > PROGRESS_SECONDS:
-                told = time.monotonic()
-                log.info("tokenising: %.0f of about %.0f MB", done / 1e6, corpus.size / 1e6)
-    if batch:
-        yield batch
-
-
-def _finish(file: IO[bytes], dtype: np.dtype[Any], count: int, starts: np.ndarray) -> None:
-    """Write document starts and the description behind the tokens."""
-    padding = -(count * dtype.itemsize) % 8
-    file.write(b"\0" * padding + starts.tobytes())
-    description = {
-        "dtype": dtype.str,
-        "tokens": count,
-        "token_bytes": count * dtype.itemsize + padding,
-        "documents": len(starts),
-    }
-    blocks = [_block_digest(file, index) for index in range(_block_count(description))]
-    file.seek(0, os.SEEK_END)
-    text = json.dumps(description | {"blocks": blocks}).encode()
-    file.write(text + hashlib.sha256(text).digest() + len(text).to_bytes(8, "little") + MAGIC)
 
 
 def _read_description(file: IO[bytes]) -> tuple[dict[str, Any], str]:
@@ -219,7 +198,7 @@ def _read_description(file: IO[bytes]) -> tuple[dict[str, Any], str]:
 
 
 def _data_end(about: dict[str, Any]) -> int:
-    return len(MAGIC) + about["token_bytes"] + 8 * about["documents"]
+    return len(MAGIC) + about["token_bytes"] + 8 * about["documents"] + about.get("mask_bytes", 0)
 
 
 def _block_count(about: dict[str, Any]) -> int:

@@ -19,6 +19,7 @@ from typing import ClassVar
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from hp_components.data.cache import cache_key, cache_root, exclusive, open_atomic
+from hp_components.data.formats import FaultList
 from hp_components.data.sources import Corpus, as_corpus
 from hp_components.tokenizer.base import BaseTokenizer
 from hp_components.tokenizer.folder import TokenizerFolder, read_folder
@@ -167,11 +168,13 @@ def _sample(corpus: Corpus) -> Iterator[str]:
     """All of a small corpus; of a large one, pieces spread evenly over it. The same pieces every time."""
     share = min(1.0, SAMPLE_BYTES / max(corpus.size, 1))
     due = 0.0
-    for document in corpus.documents():
-        for start in range(0, len(document), PIECE_CHARACTERS):
-            piece = document[start : start + PIECE_CHARACTERS]
+    faults = FaultList(corpus.name, corpus.on_bad_line)
+    for part in corpus.parts(faults):
+        for start in range(0, len(part.text), PIECE_CHARACTERS):
+            piece = part.text[start : start + PIECE_CHARACTERS]
             # Take a piece whenever the pieces passed are worth one, so `share` of the characters is taken.
             due += share * len(piece)
             if due >= len(piece):
                 due -= len(piece)
                 yield piece
+    faults.raise_if_any()

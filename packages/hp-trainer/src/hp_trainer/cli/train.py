@@ -36,7 +36,7 @@ Train the model of a recipe. `hp list` shows the recipes;
 
 options of every recipe, among others:
   --training.steps N              optimizer steps in all
-  --dataloader.dataset_path PATH  a .txt or .jsonl file or a folder of them
+  --dataloader.dataset_path PATH  a .txt, .jsonl, .json or .parquet file, a folder or a glob of them
   --dump_folder DIR               the run folder; an existing one is resumed
   --debug.seed N                  seed of initialisation, data order and dropout
 
