@@ -59,7 +59,7 @@ class StackIterator:
             }
         return StatefulDataLoader(
             _Fetched(rows),
-            batch_sampler=batches,  # type: ignore[arg-type]  # any iterable of lists does
+            batch_sampler=batches,
             collate_fn=_as_it_is,
             num_workers=options.num_workers,
             pin_memory=options.pin_memory,
@@ -112,7 +112,7 @@ def _recording_context(started: list[BaseProcess]) -> BaseContext:
     """The usual way to start processes; the processes started by it are put into the list."""
     usual: Any = type(multiprocessing.get_context(multiprocessing.get_start_method()))
 
-    class Recording(usual):  # type: ignore[misc]
+    class Recording(usual):
         def Process(self, *args: Any, **kwargs: Any) -> BaseProcess:
             started.append(usual.Process(*args, **kwargs))
             return started[-1]

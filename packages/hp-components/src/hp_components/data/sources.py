@@ -220,7 +220,7 @@ def standard_library_corpus() -> FileCorpus:
         Fault(
             "dataloader.dataset_path",
             "is not set, and the running Python has no sources at " + " or ".join(map(str, folders)),
-            hint="give a text file, records (.jsonl, .json, .parquet) or a folder of them: --dataloader.dataset_path my_text.txt",
+            hint="give a file of text or records, or a folder of them: --dataloader.dataset_path my_text.txt",
         )
     )
 
