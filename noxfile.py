@@ -107,6 +107,26 @@ def wheels(session: nox.Session) -> None:
     session.run("python", "tools/check_torch_free.py", env=CLEAN)
 
 
+@nox.session(requires=["build"], venv_backend="uv")
+@nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
+def lowest(session: nox.Session, package: str) -> None:
+    """Unit tests of one package with the lowest versions that its pyproject allows; needs uv."""
+    settings = read_settings(package)
+    # torch first, by the pin: the lowest torch of the registry is a CUDA build of the same version.
+    if "torch" in (package_dir(package) / "pyproject.toml").read_text():
+        install(session, "torch")
+        check_torch(session)
+    # The folder, not the wheel: uv calls only what the command names direct, and a wheel's requirements are not.
+    lowest_direct = ("--resolution", "lowest-direct", *links(), *FRESH)
+    session.install(*lowest_direct, editable_spec(package), "packaging>=24.0")
+    session.run("python", "tools/check_lowest.py", str(package_dir(package)), *settings["test-extras"], env=CLEAN)
+    frozen = Path(session.create_tmp()) / "installed.txt"
+    frozen.write_text(session.run("uv", "pip", "freeze", "--quiet", silent=True, external=True) or "")
+    session.install("--constraint", str(frozen), *links(), *settings["test-requirements"])
+    session.chdir(session.create_tmp())
+    session.run("python", "-m", "pytest", str(package_dir(package) / "tests"), *session.posargs, env=CLEAN)
+
+
 @nox.session
 def bench(session: nox.Session) -> None:
     """Benchmarks under tools/bench, on demand: `nox -s bench` lists them, `nox -s bench -- NAME` runs one."""
@@ -130,16 +150,23 @@ CLEAN = {"PYTHONPATH": "", "PYTHONNOUSERSITE": "1"}
 
 def install(session: nox.Session, *requirements: str) -> None:
     """Install under constraints.txt; our own wheels in dist/ and the folders of PIP_FIND_LINKS may serve them."""
+    fresh = FRESH if session.venv_backend == "uv" else ()
+    session.install("--constraint", str(CONSTRAINTS), *links(), *fresh, *requirements)
+
+
+# uv keeps what it has unpacked by name and version, and ours keep their version while they change.
+FRESH = tuple(word for package in PACKAGES for word in ("--refresh-package", package))
+
+
+def links() -> list[str]:
+    """Where wheels may come from besides the registry, as options of pip and uv.
+
+    Given in one go, since the option replaces the environment variable; uv does not read pip's settings at all.
+    """
     folders = os.environ.get("PIP_FIND_LINKS", "").split()
     if DIST.is_dir():
         folders.append(str(DIST))
-    # Given in one go, since the option replaces the environment variable; uv does not read pip's settings at all.
-    links = [word for folder in folders for word in ("--find-links", folder)]
-    # uv keeps what it has unpacked by name and version, and ours keep their version while they change.
-    fresh = [word for package in PACKAGES for word in ("--refresh-package", package)]
-    session.install(
-        "--constraint", str(CONSTRAINTS), *links, *(fresh if session.venv_backend == "uv" else []), *requirements
-    )
+    return [word for folder in folders for word in ("--find-links", folder)]
 
 
 def install_everything(session: nox.Session) -> None:
