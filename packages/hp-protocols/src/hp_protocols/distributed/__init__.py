@@ -9,17 +9,19 @@ from __future__ import annotations
 from .activation_checkpoint import apply_ac
 from .clip_grad import clip_grad_norm_
 from .compile import apply_compile
-from .context_parallel import AcrossStretches, apply_cp
+from .context_parallel import apply_cp
 from .fqn import canonical_fqn, canonical_named_parameters, canonical_state_dict
 from .fsdp import apply_fsdp
 from .parallel_dims import ParallelDims
+from .rank_plan import RankPlan, StateBytes, plan_rank, state_bytes
 from .replicate import apply_replicate
 from .sequence_axis import SequenceAxis
 
 __all__ = [
-    "AcrossStretches",
     "ParallelDims",
+    "RankPlan",
     "SequenceAxis",
+    "StateBytes",
     "apply_ac",
     "apply_compile",
     "apply_cp",
@@ -29,4 +31,6 @@ __all__ = [
     "canonical_named_parameters",
     "canonical_state_dict",
     "clip_grad_norm_",
+    "plan_rank",
+    "state_bytes",
 ]

@@ -22,14 +22,10 @@ if TYPE_CHECKING:
     from hp_protocols.forward_sharding import ForwardParameters
     from hp_protocols.platform import DeviceMesh, Module
 
-__all__ = ["AcrossStretches", "apply_cp"]
-
-AcrossStretches = Callable[..., Any]
-"""`(forward, axis, *args, **kwargs)`: a layer's forward where its sequence is cut. `forward` is the layer's own, bound;
-`axis` the `SequenceAxis`; the rest what the layer was called with, local tensors of this rank's stretch."""
+__all__ = ["apply_cp"]
 
 
-def apply_cp(model: Module, *, mesh: DeviceMesh, across: Mapping[type, AcrossStretches] | None = None) -> Module:
+def apply_cp(model: Module, *, mesh: DeviceMesh, across: Mapping[type, type] | None = None) -> Module:
     """Let the ranks of `mesh` share each sequence; in place. Names in `state_dict` do not change.
 
     Apply it before `Module.parallelize`: the exchange between stretches then runs on the local tensors of tensor
@@ -43,8 +39,8 @@ def apply_cp(model: Module, *, mesh: DeviceMesh, across: Mapping[type, AcrossStr
 
     Args:
         mesh: one axis, named as in the declarations (`cp`).
-        across: what layers of a class (or of its subclasses) do instead; for what needs more than placements, such as
-            the state of a recurrence.
+        across: by class of layer, the subclass that a layer becomes, for what needs more than placements, such as the
+            state of a recurrence. It finds the ranks in its attribute `sequence_axis` (a `SequenceAxis`).
 
     Returns:
         `model`.
@@ -58,44 +54,58 @@ def apply_cp(model: Module, *, mesh: DeviceMesh, across: Mapping[type, AcrossStr
     axis = SequenceAxis(mesh)
     if not mesh.mesh_dim_names:
         raise ValueError("the device mesh has no axis name; make it with mesh_dim_names=('cp',)")
-    plans: list[tuple[Any, _Plan]] = []
+    changes: list[tuple[Any, type, str, Any]] = []
     for name, module in model.named_modules():
         if not isinstance(module, ProtocolModule):
             continue
         where = canonical_fqn(name) or type(module).__name__
-        if module._parallelized or hasattr(module, "_context_plan"):
+        if module._parallelized or hasattr(module, "_context_plan") or hasattr(module, "sequence_axis"):
             raise ValueError(f"{where}: was laid out before; apply_cp comes once, before parallelize")
-        plan = _plan(module, axis, where, across or {})
-        if plan is not None:
-            plans.append((module, plan))
-    if not plans:
+        variant = _variant(module, across or {}, where)
+        if variant is not None:
+            changes.append((module, variant, "sequence_axis", axis))
+        elif (plan := _plan(module, axis, where)) is not None:
+            layer_class: Any = type(module)
+            changes.append((module, _context_class(layer_class), "_context_plan", plan))
+    if not changes:
         raise ValueError(
             f"no layer of {type(model).__name__} declares what becomes of a sequence on the axis "
             f"{mesh.mesh_dim_names[0]!r}, so nothing would cut it"
         )
-    for module, plan in plans:
-        object.__setattr__(module, "_context_plan", plan)
-        module.__class__ = _context_class(type(module))
+    for module, cls, attribute, value in changes:
+        object.__setattr__(module, attribute, value)
+        module.__class__ = cls
     return model
+
+
+def _variant(module: Any, across: Mapping[type, type], where: str) -> type | None:
+    """The class that this layer becomes, or None."""
+    for cls, variant in across.items():
+        if not isinstance(module, cls):
+            continue
+        if type(module) is not cls or not issubclass(variant, cls):
+            raise ValueError(
+                f"{where}: {variant.__qualname__} stands in for {cls.__qualname__} itself, not for "
+                f"{type(module).__qualname__}; give `across` an entry for it"
+            )
+        return variant
+    return None
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What one layer does: per input a change, or another forward altogether."""
+    """Which inputs of one layer are cut or gathered, each along which dim."""
 
     where: str
     axis: SequenceAxis
     parameters: ForwardParameters
     cuts: Mapping[str, int]
     gathers: Mapping[str, int]
-    instead: AcrossStretches | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Plan:
         return self
 
     def __call__(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.instead is not None:
-            return self.instead(forward, self.axis, *args, **kwargs)
         args = tuple(self._take(self.parameters.name(index), value) for index, value in enumerate(args))
         return forward(*args, **{name: self._take(name, value) for name, value in kwargs.items()})
 
@@ -118,16 +128,13 @@ class _Plan:
         return self.axis.gather(value, self.gathers[name])
 
 
-def _plan(module: Any, axis: SequenceAxis, where: str, across: Mapping[type, AcrossStretches]) -> _Plan | None:
+def _plan(module: Any, axis: SequenceAxis, where: str) -> _Plan | None:
     from hp_protocols.forward_sharding import ForwardParameters
 
-    parameters = ForwardParameters.of(type(module).forward)
-    for cls, instead in across.items():
-        if isinstance(module, cls):
-            return _Plan(where, axis, parameters, {}, {}, instead)
     config = module._sharding_config
     if config is None:
         return None
+    parameters = ForwardParameters.of(type(module).forward)
     cuts: dict[str, int] = {}
     gathers: dict[str, int] = {}
     for name, target in _on_axis(config.in_dst_shardings, axis, where).items():

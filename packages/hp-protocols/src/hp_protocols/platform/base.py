@@ -169,6 +169,14 @@ class Platform:
         """
         self._refuse("init_process_group", Capability.COLLECTIVES)
 
+    def pretended_world(self, world_size: int, rank: int = 0) -> AbstractContextManager[None]:
+        """Within it, this process is `rank` of a world whose other ranks do not exist: for shapes, not for values.
+
+        Raises:
+            RuntimeError: there is a process group.
+        """
+        self._refuse("pretended_world", Capability.COLLECTIVES)
+
     def host_store(self) -> Any:
         """The store of a world, served by this process on `port`, for ranks that it starts."""
         self._refuse("host_store", Capability.COLLECTIVES)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import importlib
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -26,6 +28,7 @@ __all__ = [
     "record_memory_history",
     "replicate",
     "set_activation_memory_budget",
+    "start_fake_process_group",
     "unflatten_mesh",
 ]
 
@@ -69,6 +72,16 @@ def flatten_mesh(mesh: DeviceMesh, name: str) -> DeviceMesh:
 def concatenate_meshes(meshes: list[DeviceMesh]) -> DeviceMesh:
     """Meshes of one root side by side; no new process group."""
     return _attribute(DeviceMesh, "_concatenate", "DeviceMesh._concatenate")(meshes)
+
+
+# Process groups
+
+
+def start_fake_process_group(rank: int, world_size: int, timeout: timedelta) -> None:
+    """A world of which only this rank exists: collectives return at once and carry nothing."""
+    # Importing the module registers the backend "fake".
+    store = _private("torch.testing._internal.distributed.fake_pg", "FakeStore")()
+    dist.init_process_group("fake", store=store, rank=rank, world_size=world_size, timeout=timeout)
 
 
 # Data parallelism

@@ -7,6 +7,8 @@ In: the launcher's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or no
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -16,6 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hp_protocols.errors import ConfigError, Fault
 from hp_protocols.platform.base import Platform
+
+from . import _torch_compat
 
 __all__ = ["TorchCollectives"]
 
@@ -46,6 +50,18 @@ class TorchCollectives(Platform):
         else:
             # A store in memory: no port, no file, no variable of the environment.
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
+
+    @contextmanager
+    def pretended_world(self, world_size: int, rank: int = 0) -> Iterator[None]:
+        if dist.is_initialized():
+            raise RuntimeError("there is a process group already; a pretended world needs a process without one")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank={rank} is no rank of a world of {world_size} processes")
+        _torch_compat.start_fake_process_group(rank, world_size, timedelta(seconds=60))
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
 
     def host_store(self) -> dist.TCPStore:
         # Port 0: the system picks a free one while binding, so nobody can take it in between.
