@@ -49,11 +49,6 @@ def test_flavours_can_be_listed_without_loading_torch():
     assert out.strip() == "('debugmodel',) False"
 
 
-def test_linear_attention_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"layer_types\[1\]: 'linear_attention' .* not available yet"):
-        qwen3_5_config(**SIZES, layer_types=["full_attention", "linear_attention"])
-
-
 def test_an_unknown_layer_type_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match=r"unknown layer type 'full_atention'(.|\n)*did you mean full_attention"):
         qwen3_5_config(**SIZES, layer_types=["full_atention"])

@@ -8,8 +8,9 @@ from hp_models.common.attention import BaseAttention, GQAttention, ScaledDotProd
 from hp_models.common.decoder import Decoder, TransformerBlock
 from hp_models.common.embedding import Embedding
 from hp_models.common.feed_forward import FeedForward
+from hp_models.common.gated_delta_net import GatedDeltaNet, GatedDeltaRule
 from hp_models.common.linear import Linear
-from hp_models.common.norm import Qwen3_5RMSNorm, RMSNorm
+from hp_models.common.norm import GatedRMSNorm, Qwen3_5RMSNorm, RMSNorm
 from hp_models.common.rope import RoPE
 
 __all__ = [
@@ -18,6 +19,9 @@ __all__ = [
     "Embedding",
     "FeedForward",
     "GQAttention",
+    "GatedDeltaNet",
+    "GatedDeltaRule",
+    "GatedRMSNorm",
     "Linear",
     "Qwen3_5RMSNorm",
     "RMSNorm",

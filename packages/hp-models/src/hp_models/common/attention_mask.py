@@ -10,13 +10,21 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hp_protocols.platform import ops
+from hp_protocols.platform import F, ops
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["check_cu_seqlens", "document_starts", "make_attention_mask", "make_causal_mask", "make_position_ids"]
+__all__ = [
+    "check_cu_seqlens",
+    "document_starts",
+    "make_attention_mask",
+    "make_causal_mask",
+    "make_position_ids",
+    "split_positions",
+    "starts_of_positions",
+]
 
 
 def check_cu_seqlens(cu_seqlens: Sequence[int] | Tensor, batch: int, seq_len: int) -> tuple[int, ...]:
@@ -55,6 +63,25 @@ def document_starts(bounds: Sequence[int], batch: int, seq_len: int, device: tor
     token_T = ops.arange(batch * seq_len, device=device)
     start_T = bounds_N[ops.bucketize(token_T, bounds_N, right=True) - 1]
     return start_T.view(batch, seq_len) % seq_len
+
+
+def split_positions(position_ids: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Text positions [B, S], which tell documents apart, and the positions that turn queries and keys.
+
+    Of [B, S] both are the same; of [4, B, S] text is the first row; [3, B, S] says nothing of documents.
+    """
+    if position_ids is None or position_ids.dim() == 2:
+        return position_ids, position_ids
+    if position_ids.shape[0] == 4:
+        return position_ids[0], position_ids[1:]
+    return None, position_ids
+
+
+def starts_of_positions(position_BS: Tensor) -> Tensor:
+    """As `document_starts`, for documents that start wherever a position is not the previous one plus one."""
+    place_S = ops.arange(position_BS.shape[1], device=position_BS.device)
+    goes_on_BS = F.pad(position_BS[:, 1:] == position_BS[:, :-1] + 1, (1, 0))
+    return place_S.masked_fill(goes_on_BS, 0).cummax(dim=1).values
 
 
 def make_position_ids(starts_BS: Tensor | None, batch: int, seq_len: int, device: torch.device) -> Tensor:

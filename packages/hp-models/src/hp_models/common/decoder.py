@@ -17,9 +17,12 @@ from hp_models.common.attention_mask import (
     make_attention_mask,
     make_causal_mask,
     make_position_ids,
+    split_positions,
+    starts_of_positions,
 )
 from hp_models.common.embedding import Embedding
 from hp_models.common.feed_forward import FeedForward
+from hp_models.common.gated_delta_net import GatedDeltaNet
 from hp_models.common.linear import Linear
 from hp_models.common.rope import RoPE
 from hp_protocols.errors import ConfigError, Fault
@@ -35,24 +38,52 @@ __all__ = ["Decoder", "TransformerBlock"]
 
 
 class TransformerBlock(Module):
-    """One pre-norm layer: x + attention(norm(x)), then x + mlp(norm(x))."""
+    """One pre-norm layer: x + mixer(norm(x)), then x + mlp(norm(x)). The mixer is attention or linear attention."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
         input_layernorm: Module.Config
-        self_attn: BaseAttention.Config
+        self_attn: BaseAttention.Config | None = None
+        linear_attn: GatedDeltaNet.Config | None = None
+        """Exactly one of the two is given."""
         post_attention_layernorm: Module.Config
         mlp: FeedForward.Config
+
+        @property
+        def mixer(self) -> BaseAttention.Config | GatedDeltaNet.Config:
+            """The one of `self_attn` and `linear_attn` that is given."""
+            if self.self_attn is not None and self.linear_attn is None:
+                return self.self_attn
+            if self.linear_attn is not None and self.self_attn is None:
+                return self.linear_attn
+            raise ValueError("a TransformerBlock needs exactly one of self_attn and linear_attn")
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.input_layernorm = config.input_layernorm.build()
-        self.self_attn = config.self_attn.build()
+        mixer = config.mixer.build()
+        # Under the name that checkpoints use; the other is not there.
+        self.self_attn = mixer if config.self_attn is not None else None
+        self.linear_attn = mixer if config.linear_attn is not None else None
         self.post_attention_layernorm = config.post_attention_layernorm.build()
         self.mlp = config.mlp.build()
 
-    def forward(self, x_BSD: Tensor, cos_BSR: Tensor, sin_BSR: Tensor, mask_B1SS: Tensor | None = None) -> Tensor:
-        x_BSD = x_BSD + self.self_attn(self.input_layernorm(x_BSD), cos_BSR, sin_BSR, mask_B1SS)
+    def forward(
+        self,
+        x_BSD: Tensor,
+        cos_BSR: Tensor,
+        sin_BSR: Tensor,
+        mask_B1SS: Tensor | None = None,
+        padding_BS: Tensor | None = None,
+        age_BS: Tensor | None = None,
+    ) -> Tensor:
+        """[B, S, D]. Angles and mask are for attention; padding and ages of tokens say the same to linear attention."""
+        mixed_BSD = self.input_layernorm(x_BSD)
+        if self.self_attn is not None:
+            mixed_BSD = self.self_attn(mixed_BSD, cos_BSR, sin_BSR, mask_B1SS)
+        elif self.linear_attn is not None:
+            mixed_BSD = self.linear_attn(mixed_BSD, padding_BS, age_BS)
+        x_BSD = x_BSD + mixed_BSD
         return x_BSD + self.mlp(self.post_attention_layernorm(x_BSD))
 
 
@@ -125,8 +156,10 @@ class Decoder(BaseModel):
         """Logits [B, S, V] for token ids [B, S].
 
         Args:
-            position_ids: [B, S], or [3, B, S] (time, height, width) where the model has an mrope_section;
-                default: counting from 0 in every row, and in every document where `cu_seqlens` is given.
+            position_ids: [B, S], or [3, B, S] (time, height, width) where the model has an mrope_section, or
+                [4, B, S] with the place in the text as a first row, which turns nothing. Default: counting from 0 in
+                every row, and in every document where `cu_seqlens` is given. Where neither `cu_seqlens` nor
+                `attention_mask` is given, text positions that do not go on by one start a document.
             attention_mask: [B, S], nonzero for tokens and zero for padding, on either side. Logits at padding
                 mean nothing.
             cu_seqlens: boundaries of packed documents in the B·S tokens, row after row, as host-side ints
@@ -139,10 +172,14 @@ class Decoder(BaseModel):
         """
         check_shapes(input_ids, position_ids, attention_mask)
         batch, seq_len = input_ids.shape
+        text_BS, position_ids = split_positions(position_ids)
         starts_BS = None
         if cu_seqlens is not None:
             bounds = check_cu_seqlens(cu_seqlens, batch, seq_len)
             starts_BS = document_starts(bounds, batch, seq_len, input_ids.device)
+        elif text_BS is not None and attention_mask is None:
+            starts_BS = starts_of_positions(text_BS)
+        age_BS = None if starts_BS is None else make_position_ids(starts_BS, batch, seq_len, input_ids.device)
         if position_ids is None:
             position_ids = make_position_ids(starts_BS, batch, seq_len, input_ids.device)
         mask_B1SS = make_attention_mask(attention_mask, starts_BS)
@@ -152,7 +189,7 @@ class Decoder(BaseModel):
         x_BSD = self.embed_tokens(input_ids)
         cos_BSR, sin_BSR = self.rotary_emb(position_ids, dtype=x_BSD.dtype)
         for layer in self.layers:
-            x_BSD = layer(x_BSD, cos_BSR, sin_BSR, mask_B1SS)
+            x_BSD = layer(x_BSD, cos_BSR, sin_BSR, mask_B1SS, attention_mask, age_BS)
         x_BSD = self.norm(x_BSD)
         return self.lm_head(x_BSD) if output_fn is None else output_fn(self.lm_head, x_BSD)
 
@@ -167,10 +204,10 @@ def check_shapes(input_ids: Tensor, position_ids: Tensor | None, attention_mask:
             f"attention_mask of shape {tuple(attention_mask.shape)}: allowed is the padding mask {expected} "
             "(nonzero for tokens); packed documents are given by cu_seqlens"
         )
-    if position_ids is not None and tuple(position_ids.shape) not in (expected, (3, *expected)):
+    if position_ids is not None and tuple(position_ids.shape) not in (expected, (3, *expected), (4, *expected)):
         raise ValueError(
-            f"position_ids of shape {tuple(position_ids.shape)}: allowed are {expected} and {(3, *expected)} "
-            "(time, height, width); of four rows leave out the first, the text positions"
+            f"position_ids of shape {tuple(position_ids.shape)}: allowed are {expected}, {(3, *expected)} "
+            f"(time, height, width) and {(4, *expected)} (text, time, height, width)"
         )
 
 
@@ -189,7 +226,7 @@ def decoder_faults(config: Decoder.Config, trainer_config: TrainerConfig) -> lis
     parallelism = trainer_config.parallelism
     tp = parallelism.tensor_parallel_degree
     if tp > 1:
-        unfit = sorted({count for layer in config.layers for count in layer.self_attn.heads_unfit_for(tp)})
+        unfit = sorted({count for layer in config.layers for count in layer.mixer.heads_unfit_for(tp)})
         faults += [
             Fault(
                 "parallelism.tensor_parallel_degree",
@@ -212,9 +249,9 @@ def decoder_faults(config: Decoder.Config, trainer_config: TrainerConfig) -> lis
 
 def tensor_parallel_degrees(config: Decoder.Config) -> list[int]:
     """The degrees of tensor parallelism at which every layer's heads can be shared."""
-    attentions = [layer.self_attn for layer in config.layers]
-    most = max(count for attention in attentions for count in attention.head_counts())
-    return [ranks for ranks in range(1, most + 1) if not any(a.heads_unfit_for(ranks) for a in attentions)]
+    mixers = [layer.mixer for layer in config.layers]
+    most = max(count for mixer in mixers for count in mixer.head_counts())
+    return [ranks for ranks in range(1, most + 1) if not any(mixer.heads_unfit_for(ranks) for mixer in mixers)]
 
 
 def training_flops(config: Decoder.Config, model: Module, seq_len: int) -> int:
@@ -225,4 +262,4 @@ def training_flops(config: Decoder.Config, model: Module, seq_len: int) -> int:
     and recomputation are not counted.
     """
     multiplied = sum(module.weight.numel() for module in model.modules() if isinstance(module, Linear))
-    return 6 * multiplied + sum(layer.self_attn.core_flops(seq_len) for layer in config.layers)
+    return 6 * multiplied + sum(layer.mixer.core_flops(seq_len) for layer in config.layers)

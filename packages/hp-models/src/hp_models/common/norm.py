@@ -1,4 +1,4 @@
-"""Root-mean-square norms over the last dimension, in the two conventions of the field.
+"""Root-mean-square norms over the last dimension, in the three conventions of the field.
 
 In: x of shape [..., dim]. Out: the same shape and dtype; x / rms(x), scaled by the weight.
 Statistics are taken in fp32, or in the input's own precision where that is higher.
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hp_protocols.module import Module
-from hp_protocols.platform import nn, ops
+from hp_protocols.platform import F, nn, ops
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Qwen3_5RMSNorm", "RMSNorm"]
+__all__ = ["GatedRMSNorm", "Qwen3_5RMSNorm", "RMSNorm"]
 
 
 class RMSNorm(Module):
@@ -57,6 +57,32 @@ class Qwen3_5RMSNorm(Module):
     def forward(self, x: Tensor) -> Tensor:
         x_wide = normalised(x, self.eps)
         return (x_wide * (1.0 + self.weight.to(x_wide.dtype))).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.weight.shape)}, eps={self.eps}"
+
+
+class GatedRMSNorm(Module):
+    """Norm of the output of linear attention: weight · x / rms(x), then times silu(gate).
+
+    The weight starts at one and multiplies after the cast to the input's dtype; the gate in fp32 or wider, with one
+    more cast at the end. Doing both products in fp32 gives other bits in bf16.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Module.Config):
+        dim: int
+        eps: float = 1e-6
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.eps = config.eps
+        self.weight = nn.Parameter(ops.ones(config.dim))
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        x_wide = normalised(x, self.eps)
+        scaled = self.weight * x_wide.to(x.dtype)
+        return (scaled * F.silu(gate.to(x_wide.dtype))).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"{tuple(self.weight.shape)}, eps={self.eps}"

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hp_protocols.function import Function
-from hp_protocols.platform import init
+from hp_protocols.platform import init, ops
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["normal", "normal_", "ones", "ones_", "zeros", "zeros_"]
+__all__ = ["log_uniform", "log_uniform_", "normal", "normal_", "ones", "ones_", "zeros", "zeros_"]
 
 
 def normal_(tensor: Tensor, *, std: float) -> None:
@@ -32,9 +32,23 @@ def ones_(tensor: Tensor) -> None:
     init.ones_(tensor)
 
 
+def log_uniform_(tensor: Tensor, *, low: float, high: float) -> None:
+    """Fill with logarithms of independent draws from [low, high).
+
+    Drawn and taken the logarithm of in fp32: a draw rounded to a short dtype may be 0, whose logarithm is -inf.
+    """
+    draws = ops.empty(tensor.shape, dtype=ops.float32, device=tensor.device)
+    tensor.copy_(init.uniform_(draws, low, high).log_())
+
+
 def normal(std: float) -> Function.Config:
     """The declaration of `normal_` with this standard deviation."""
     return Function.Config(fn=normal_, kwargs={"std": std})
+
+
+def log_uniform(low: float, high: float) -> Function.Config:
+    """The declaration of `log_uniform_` with this range."""
+    return Function.Config(fn=log_uniform_, kwargs={"low": low, "high": high})
 
 
 def zeros() -> Function.Config:

@@ -14,9 +14,10 @@ from hp_models.common.attention import GQAttention, ScaledDotProductAttention
 from hp_models.common.decoder import Decoder, TransformerBlock
 from hp_models.common.embedding import Embedding
 from hp_models.common.feed_forward import FeedForward
+from hp_models.common.gated_delta_net import GatedDeltaNet, GatedDeltaRule
 from hp_models.common.linear import Linear
-from hp_models.common.norm import Qwen3_5RMSNorm
-from hp_models.common.param_init import normal, zeros
+from hp_models.common.norm import GatedRMSNorm, Qwen3_5RMSNorm
+from hp_models.common.param_init import log_uniform, normal, ones, zeros
 from hp_models.common.rope import RoPE
 from hp_models.qwen3_5_v2.sharding import set_qwen3_5_sharding_config
 from hp_protocols.errors import ConfigError, Fault, nearest
@@ -26,12 +27,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Qwen3_5Model", "qwen3_5_config"]
 
-LAYER_TYPES = ("full_attention",)
-"""What a layer can be; `linear_attention` (Gated DeltaNet) is not available yet."""
+LAYER_TYPES = ("full_attention", "linear_attention")
+"""What a layer's mixer can be: gated softmax attention, or Gated DeltaNet."""
+
+DECAY_RATES = (0.01, 16.0)
+"""Where exp(A_log) starts; away from 0, whose logarithm would be -inf."""
 
 
 class Qwen3_5Model(Decoder):
-    """Dense Qwen3.5: gated attention with query/key norm, 1 + w norms, SwiGLU."""
+    """Dense Qwen3.5: Gated DeltaNet and gated attention with query/key norm, 1 + w norms, SwiGLU."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Decoder.Config):
@@ -59,6 +63,11 @@ def qwen3_5_config(
     rope_theta: float = 10_000_000.0,
     partial_rotary_factor: float = 0.25,
     mrope_section: tuple[int, int, int] = (11, 11, 10),
+    linear_num_key_heads: int = 16,
+    linear_num_value_heads: int = 32,
+    linear_key_head_dim: int = 128,
+    linear_value_head_dim: int = 128,
+    linear_conv_kernel_dim: int = 4,
     rms_norm_eps: float = 1e-6,
     initializer_range: float = 0.02,
     tie_word_embeddings: bool = False,
@@ -66,10 +75,11 @@ def qwen3_5_config(
 ) -> Qwen3_5Model.Config:
     """The config tree for these sizes; names as in config.json, defaults as in the published models.
 
-    Every weight matrix starts from N(0, initializer_range), every norm at 1 + 0.
+    Every weight matrix and convolution starts from N(0, initializer_range), every norm at scale 1; the decay rates
+    exp(A_log) of linear attention from [0.01, 16), dt_bias at 1.
 
     Raises:
-        ConfigError: a layer type that is unknown or not available yet.
+        ConfigError: a layer type that is unknown.
     """
     _check_layer_types(layer_types)
     weight = {"weight": normal(initializer_range)}
@@ -96,10 +106,40 @@ def qwen3_5_config(
             inner_attention=ScaledDotProductAttention.Config(),
         )
 
-    def layer() -> TransformerBlock.Config:
+    def linear_attention() -> GatedDeltaNet.Config:
+        key_channels = linear_num_key_heads * linear_key_head_dim
+        value_channels = linear_num_value_heads * linear_value_head_dim
+        conv = normal(initializer_range)
+        return GatedDeltaNet.Config(
+            num_key_heads=linear_num_key_heads,
+            num_value_heads=linear_num_value_heads,
+            key_head_dim=linear_key_head_dim,
+            value_head_dim=linear_value_head_dim,
+            conv_kernel_size=linear_conv_kernel_dim,
+            in_proj_q=linear(hidden_size, key_channels),
+            in_proj_k=linear(hidden_size, key_channels),
+            in_proj_v=linear(hidden_size, value_channels),
+            in_proj_z=linear(hidden_size, value_channels),
+            in_proj_b=linear(hidden_size, linear_num_value_heads),
+            in_proj_a=linear(hidden_size, linear_num_value_heads),
+            inner=GatedDeltaRule.Config(key_head_dim=linear_key_head_dim, value_head_dim=linear_value_head_dim),
+            norm=GatedRMSNorm.Config(dim=linear_value_head_dim, eps=rms_norm_eps, param_init={"weight": ones()}),
+            out_proj=linear(value_channels, hidden_size),
+            param_init={
+                "conv_q": conv,
+                "conv_k": conv,
+                "conv_v": conv,
+                "A_log": log_uniform(*DECAY_RATES),
+                "dt_bias": ones(),
+            },
+        )
+
+    def layer(layer_type: str) -> TransformerBlock.Config:
+        full = layer_type == "full_attention"
         return TransformerBlock.Config(
             input_layernorm=norm(hidden_size),
-            self_attn=attention(),
+            self_attn=attention() if full else None,
+            linear_attn=None if full else linear_attention(),
             post_attention_layernorm=norm(hidden_size),
             mlp=FeedForward.Config(
                 gate_proj=linear(hidden_size, intermediate_size),
@@ -119,7 +159,7 @@ def qwen3_5_config(
             partial_rotary_factor=partial_rotary_factor,
             mrope_section=mrope_section,
         ),
-        layers=[layer() for _ in layer_types],
+        layers=[layer(layer_type) for layer_type in layer_types],
         norm=norm(hidden_size),
         lm_head=linear(hidden_size, vocab_size),
         tie_word_embeddings=tie_word_embeddings,
@@ -130,16 +170,7 @@ def _check_layer_types(layer_types: Sequence[str]) -> None:
     faults = []
     for index, layer_type in enumerate(layer_types):
         where = f"layer_types[{index}]"
-        if layer_type == "linear_attention":
-            faults.append(
-                Fault(
-                    where,
-                    "'linear_attention' (Gated DeltaNet) is not available yet",
-                    allowed=", ".join(LAYER_TYPES),
-                    hint="use full_attention for every layer",
-                )
-            )
-        elif layer_type not in LAYER_TYPES:
+        if layer_type not in LAYER_TYPES:
             near = nearest(layer_type, LAYER_TYPES)
             hint = f"did you mean {near}?" if near else None
             faults.append(Fault(where, f"unknown layer type {layer_type!r}", allowed=", ".join(LAYER_TYPES), hint=hint))
