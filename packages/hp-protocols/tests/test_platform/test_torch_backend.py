@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 
 import hp_protocols.platform as platform_module
 from hp_protocols.errors import ConfigError
@@ -61,6 +62,18 @@ def test_a_forward_that_uses_the_namespaces_compiles_as_one_graph():
 
     compiled = torch.compile(forward, backend="eager", fullgraph=True)
     assert torch.equal(compiled(torch.ones(2)), forward(torch.ones(2)))
+
+
+def test_a_first_use_inside_a_layer_that_is_compiled_and_recomputed_compiles_too():
+    def layer(x):
+        # Names that nothing else here uses: the namespaces keep what they have handed out.
+        return F.hardswish(ops.logaddexp2(x, x))
+
+    def recomputed(x):
+        return torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+
+    x = torch.ones(3, requires_grad=True)
+    torch.testing.assert_close(torch.compile(recomputed, backend="aot_eager", fullgraph=True)(x), layer(x))
 
 
 def test_placements_and_dtypes_are_served_by_name():

@@ -26,9 +26,12 @@ class Namespace:
         # those from torch would import it, and would pass the stand-in off as what it is not.
         if attribute.startswith("__") and attribute.endswith("__"):
             raise AttributeError(f"{self.__name__} has no attribute {attribute!r}")
-        value = getattr(getattr(get_platform(), self._name), attribute)
-        # Kept, so that a layer's forward pays one dictionary look-up, and torch.compile sees a constant.
-        self.__dict__[attribute] = value
+        platform = get_platform()
+        value = getattr(getattr(platform, self._name), attribute)
+        # Kept, so that a layer's forward pays one dictionary look-up, and torch.compile sees a constant. Not while it
+        # traces: in a layer that is recomputed it refuses to change anything outside, and would refuse the layer.
+        if not _is_tracing(platform):
+            self.__dict__[attribute] = value
         return value
 
     def __dir__(self) -> list[str]:
@@ -39,3 +42,8 @@ class Namespace:
 
     def __reduce__(self) -> str:
         return self._name
+
+
+def _is_tracing(platform: Any) -> bool:
+    compiler = getattr(platform.ops, "compiler", None)
+    return compiler is not None and bool(compiler.is_compiling())
