@@ -65,13 +65,21 @@ class TrainingStep:
         started = time.perf_counter()
         fetched: list[Batch] = []
         for batch in itertools.islice(batches, self.micro_batches):
-            fetched.append(self._own_labels({name: v.to(self.environment.device) for name, v in batch.items()}))
+            fetched.append(self.place(batch))
         return Fetched(fetched, time.perf_counter() - started) if fetched else None
 
-    def _own_labels(self, batch: Batch) -> Batch:
-        """Where ranks share each row, the labels of this rank's stretch; the model takes whole rows and cuts them."""
+    def place(self, batch: Batch) -> Batch:
+        """A batch on this rank's device.
+
+        Where ranks share each row, with the labels of this rank's stretch; the model takes whole rows and cuts them.
+        """
+        batch = {name: value.to(self.environment.device) for name, value in batch.items()}
         axis = self.environment.sequence_axis
         return batch if axis is None else {**batch, "labels": axis.cut(batch["labels"], 1)}
+
+    def loss_sum(self, batch: Batch) -> torch.Tensor:
+        """The loss summed over the valid tokens of a batch that was placed: 0-d, as the model computes it."""
+        return self.loss_fn.run_model(self.model, batch["labels"], batch["input"])
 
     def agree(self, fetched: Fetched | None, *, stop_wanted: bool) -> Agreement:
         """One exchange before each step: valid tokens over all ranks and micro-batches, and whether to stop after it.
@@ -110,6 +118,6 @@ class TrainingStep:
 
     def _backward(self, batch: Batch, valid_tokens: int) -> torch.Tensor:
         """Gradients of one micro-batch, added to those of the earlier ones; its share of the loss, detached."""
-        loss = self.loss_fn.run_model(self.model, batch["labels"], batch["input"]) / valid_tokens
+        loss = self.loss_sum(batch) / valid_tokens
         loss.backward()
         return loss.detach()
