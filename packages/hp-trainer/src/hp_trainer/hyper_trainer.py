@@ -44,6 +44,7 @@ from hp_trainer.run_folder import RunFolder, default_run_folder
 from hp_trainer.signals import StopRequest
 from hp_trainer.train_state import TrainState
 from hp_trainer.training_step import StepResult, TrainingStep
+from hp_trainer.validation import Validator
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class HyperTrainer(Configurable):
         comm: CommConfig = field(default_factory=CommConfig)
         checkpoint: CheckpointManager.Config = field(default_factory=CheckpointManager.Config)
         metrics: MetricsProcessor.Config = field(default_factory=MetricsProcessor.Config)
+        validation: Validator.Config = field(default_factory=Validator.Config)
         debug: DebugConfig = field(default_factory=DebugConfig)
 
     def __init__(self, config: Config) -> None:
@@ -108,6 +110,7 @@ class HyperTrainer(Configurable):
             self.build_model,
             self.build_optimizer,
             self.build_training_step,
+            self.build_validator,
             self.build_metrics,
             self.build_checkpointer,
             self.load_checkpoint,
@@ -199,6 +202,19 @@ class HyperTrainer(Configurable):
             micro_batches=global_batch // (training.local_batch_size * dp),
         )
 
+    def build_validator(self) -> None:
+        self.validator: Validator | None = None
+        if self.config.validation.enable:
+            training = self.config.training
+            self.validator = self.config.validation.build(
+                environment=self.environment,
+                training_step=self.training_step,
+                tokenizer=self.tokenizer,
+                seq_len=training.seq_len,
+                local_batch_size=training.local_batch_size,
+                seed=self.seed,
+            )
+
     def build_metrics(self) -> None:
         self.metrics: MetricsProcessor = self.config.metrics.build(
             run_folder=self.run_folder.path,
@@ -287,6 +303,10 @@ class HyperTrainer(Configurable):
             set_collective_timeout(timedelta(seconds=self.config.comm.train_timeout_seconds))
         if not result.updated:
             self.metrics.event("update_skipped", reason="the loss or the gradient norm is not finite")
+        if self.validator is not None and self.validator.should_validate(step, self.config.training.steps):
+            found = self.validator.validate()
+            self.metrics.event("validation", nll=found.nll, perplexity=found.perplexity, tokens=found.tokens)
+            self.metrics.note(f"validation after step {step}: {found}")
         if step < self.config.training.steps and self.checkpointer.should_save(step):
             self.checkpointer.save(step)
 

@@ -6,7 +6,9 @@ random numbers and the training data are as they were.
 
 from __future__ import annotations
 
+import itertools
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -35,7 +37,10 @@ class ValidationResult:
     @property
     def perplexity(self) -> float:
         """exp(nll)."""
-        return math.exp(self.nll) if self.nll < 700 else math.inf
+        return math.inf if self.nll > math.log(sys.float_info.max) else math.exp(self.nll)
+
+    def __str__(self) -> str:
+        return f"{self.nll:.4f} per token, perplexity {self.perplexity:.4g} ({self.tokens:,} tokens)"
 
 
 class Validator(Configurable):
@@ -141,15 +146,8 @@ class Validator(Configurable):
 
     def _batches(self) -> Iterator[Batch | None]:
         """This rank's batches, then None without end."""
-        limit = math.inf if self.config.steps == -1 else self.config.steps
-        count = 0
-        for batch in self._dataloader:
-            yield batch
-            count += 1
-            if count >= limit:
-                break
-        while True:
-            yield None
+        limit = None if self.config.steps == -1 else self.config.steps
+        return itertools.chain(itertools.islice(self._dataloader, limit), itertools.repeat(None))
 
     def _any_rank(self, has_data: bool) -> bool:
         flag = torch.tensor(int(has_data), device=self._environment.device)
