@@ -1,7 +1,7 @@
-"""What a run reports: the console, `metrics.jsonl`, `loss.png`.
+"""What a run reports: the console, `metrics.jsonl`, `loss.png`, curves for TensorBoard and W&B.
 
 In: one call per step with numbers already reduced over ranks. Out: a readable line per log interval, one JSON
-object per log step, and a picture of the loss at the end.
+object and one point per curve per log step, a table and a picture of the loss at the end.
 """
 
 from __future__ import annotations
@@ -13,10 +13,18 @@ if TYPE_CHECKING:
     from hp_components.metrics.jsonl import read_records
     from hp_components.metrics.plot import plot_loss
     from hp_components.metrics.processor import MetricsProcessor
+    from hp_components.metrics.record import Record
+    from hp_components.metrics.text_curve import sparkline
 
-__all__ = ["MetricsProcessor", "plot_loss", "read_records"]
+__all__ = ["MetricsProcessor", "Record", "plot_loss", "read_records", "sparkline"]
 
-_HOME = {"MetricsProcessor": "processor", "plot_loss": "plot", "read_records": "jsonl"}
+_HOME = {
+    "MetricsProcessor": "processor",
+    "Record": "record",
+    "plot_loss": "plot",
+    "read_records": "jsonl",
+    "sparkline": "text_curve",
+}
 
 
 def __getattr__(name: str) -> Any:

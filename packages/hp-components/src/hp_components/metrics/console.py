@@ -10,8 +10,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TextIO
+
+from hp_components.metrics.record import Record
+from hp_components.metrics.units import duration, share
 
 __all__ = ["Console", "make_console", "record_fields"]
 
@@ -27,39 +30,27 @@ class Console(Protocol):
     def progress(self, step: int) -> None: ...
     def record(self, fields: Mapping[str, str]) -> None: ...
     def note(self, text: str) -> None: ...
+    def table(self, title: str, rows: Sequence[tuple[str, str]]) -> None: ...
+    def draws_blocks(self) -> bool: ...
     def close(self) -> None: ...
 
 
-def record_fields(
-    record: Mapping[str, Any], total_steps: int, eta_seconds: float | None, memory_label: str
-) -> dict[str, str]:
-    """A record as short texts by field, in the order in which they are shown."""
-    loss, grad, mfu = record["loss"], record["grad_norm"], record["mfu"]
-    memory, wait = record["memory_gib"], record["data_wait"]
+def record_fields(record: Record, total_steps: int, eta_seconds: float | None) -> dict[str, str]:
+    """A record as short texts by field, in the order in which they are shown. What is not known is n/a."""
+    memory, wait, speed = record.memory_gib, record.data_wait, record.tokens_per_second
     fields = {
-        "step": f"step {record['step']}/{total_steps}",
-        "loss": "loss " + (f"{loss:.4f}" if loss is not None else "nan"),
-        "lr": "lr " + (f"{record['lr']:.1e}" if record["lr"] is not None else "nan"),
-        "grad": "grad " + (f"{grad:.2f}" if grad is not None else "nan"),
-        "mem": f"{memory_label} {memory:.1f} GiB" if memory is not None else f"{memory_label} n/a",
-        "speed": f"{record['tokens_per_second']:,.0f} tok/s" if record["tokens_per_second"] is not None else "",
-        "mfu": f"mfu {mfu:.1%}" if mfu is not None else "",
+        # As wide in the first line as in the last, so that columns stand.
+        "step": f"step {record.step:>{len(str(total_steps))}}/{total_steps}",
+        "loss": f"loss {record.loss:.4f}",
+        "lr": f"lr {record.lr:.1e}",
+        "grad": f"grad {record.grad_norm:.2f}" if record.grad_norm is not None else "grad n/a",
+        "mem": f"mem {memory:.1f} GiB" if memory is not None else "mem n/a",
+        "speed": f"{speed:,.0f} tok/s" if speed is not None else "",
+        "mfu": f"mfu {share(record.mfu)}",
         "wait": f"data wait {wait:.0%}" if wait is not None and wait >= 0.01 else "",
         "eta": f"eta {duration(eta_seconds)}" if eta_seconds is not None else "",
     }
     return {name: text for name, text in fields.items() if text}
-
-
-def duration(seconds: float) -> str:
-    """`9s`, `1m32s`, `2h05m`, `3d04h`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
 class PlainConsole:
@@ -80,6 +71,13 @@ class PlainConsole:
     def note(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
+    def table(self, title: str, rows: Sequence[tuple[str, str]]) -> None:
+        width = max(len(name) for name, _ in rows)
+        self.note("\n".join([title, *(f"  {name:{width}}  {value}" for name, value in rows)]))
+
+    def draws_blocks(self) -> bool:
+        return can_draw_blocks(self._stream)
+
     def close(self) -> None:
         pass
 
@@ -90,11 +88,12 @@ class TerminalConsole:
     Refreshed by the training thread, a few times a second: no thread of its own.
     """
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
+    def __init__(self, stream: TextIO, clock: Callable[[], float], color: bool) -> None:
         from rich.console import Console as RichConsole
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._rich = RichConsole(file=stream, highlight=False)
+        # NO_COLOR is rich's own business.
+        self._rich = RichConsole(file=stream, highlight=False, no_color=None if color else True)
         self._bar = Progress(
             TextColumn("training"),
             BarColumn(bar_width=None),
@@ -122,16 +121,30 @@ class TerminalConsole:
                 self._rerouted.append((handler, handler.setStream(ours)))
 
     def progress(self, step: int) -> None:
-        self._bar.update(self._task, completed=step)
         if (now := self._clock()) - self._refreshed >= _REFRESH_SECONDS:
             self._refreshed = now
-            self._bar.refresh()
+            self._bar.update(self._task, completed=step, refresh=True)
 
     def record(self, fields: Mapping[str, str]) -> None:
         self.note("  ".join(fitting(fields, self._rich.width).values()))
 
     def note(self, text: str) -> None:
         self._rich.print(text, markup=False, soft_wrap=True)
+
+    def table(self, title: str, rows: Sequence[tuple[str, str]]) -> None:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=title, title_justify="left", title_style="bold", box=box.ROUNDED, show_header=False)
+        table.add_column(style="cyan", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in rows:
+            table.add_row(name, Text(value))
+        self._rich.print(table)
+
+    def draws_blocks(self) -> bool:
+        return can_draw_blocks(self._rich.file)
 
     def close(self) -> None:
         for handler, stream in self._rerouted:
@@ -156,8 +169,23 @@ class NoConsole:
     def note(self, text: str) -> None:
         pass
 
+    def table(self, title: str, rows: Sequence[tuple[str, str]]) -> None:
+        pass
+
+    def draws_blocks(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
+
+
+def can_draw_blocks(stream: Any) -> bool:
+    """Whether the stream's encoding has block characters; printing them to another would be an error."""
+    try:
+        "█".encode(getattr(stream, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def fitting(fields: Mapping[str, str], width: int) -> dict[str, str]:
@@ -170,8 +198,8 @@ def fitting(fields: Mapping[str, str], width: int) -> dict[str, str]:
     return kept
 
 
-def make_console(stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> Console:
+def make_console(stream: TextIO | None, clock: Callable[[], float] = time.monotonic, *, color: bool = True) -> Console:
     """The console that suits the stream (default: standard output)."""
     stream = stream if stream is not None else sys.stdout
     dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
-    return TerminalConsole(stream, clock) if stream.isatty() and not dumb else PlainConsole(stream)
+    return TerminalConsole(stream, clock, color) if stream.isatty() and not dumb else PlainConsole(stream)
