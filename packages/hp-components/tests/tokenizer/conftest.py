@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog. The dog sleeps; the fox doesn't.",
@@ -32,6 +32,39 @@ def byte_level_bpe() -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=400, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
     )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+
+def split_bpe() -> Tokenizer:
+    """As the Qwens have it: rules of their own cut text into words, which are then bytes."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    rules = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(rules), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+
+def plain_bpe() -> Tokenizer:
+    """Of characters, cut at white space; what it has not seen is unknown."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.BPEDecoder(suffix="")
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>", "<eos>"], show_progress=False)
     tokenizer.train_from_iterator(TEXTS, trainer)
     return tokenizer
 
@@ -89,6 +122,8 @@ def word_piece() -> Tokenizer:
 
 KINDS: dict[str, tuple[Callable[[], Tokenizer], dict[str, object]]] = {
     "byte-level BPE": (byte_level_bpe, {"eos_token": "<|endoftext|>", "bos_token": None}),
+    "split BPE": (split_bpe, {"eos_token": "<|endoftext|>"}),
+    "plain BPE": (plain_bpe, {"eos_token": "<eos>", "unk_token": "<unk>"}),
     "metaspace BPE": (metaspace_bpe, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}),
     "unigram": (unigram, {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}),
     "WordPiece": (word_piece, {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -207,4 +208,44 @@ def test_ids_out_of_range_and_half_surrogates_are_errors(folders: dict[str, Path
 
 def test_fingerprints_differ_where_ids_can_differ(folders: dict[str, Path], tmp_path: Path) -> None:
     prints = {build(folder).fingerprint for kind, folder in folders.items() if "elsewhere" not in kind}
-    assert len(prints) == 5
+    assert len(prints) == 7
+
+
+@pytest.mark.parametrize("kind", ["byte-level BPE", "split BPE"])
+def test_every_unicode_text_comes_back(folders: dict[str, Path], kind: str) -> None:
+    tokenizer = build(folders[kind])
+    texts = [
+        "\x00\x01\x7f",
+        "\u2028\u2029\u0085\ufeff",
+        "\U0010ffff\ud7ff\ue000",
+        "🏳️‍🌈👩‍👩‍👧 ﷽",
+        "a\r\nb\rc\n",
+        " \t\n ",
+    ]
+    texts.append("".join(chr(code) for code in range(0x20, 0x800)))
+    for text in texts:
+        expected = unicodedata.normalize("NFC", text) if kind == "split BPE" else text
+        assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "can_be_cut"),
+    [("byte-level BPE", True), ("split BPE", True), ("metaspace BPE", False), ("unigram", False)],
+)
+def test_a_text_is_cut_only_where_that_changes_no_token(folders: dict[str, Path], kind: str, can_be_cut: bool) -> None:
+    tokenizer = build(folders[kind])
+    text = " ".join(PROBES) * 3 + "naïve e\u0301 \u0301x ½ ² Ⅷ a\n\nb \n c  d\te's 'S ''S\n"
+    pieces = tokenizer.pieces(text, 3)
+    assert (len(pieces) > 20) == can_be_cut
+    assert "".join(pieces) == text
+    whole = tokenizer.encode(text, add_bos=False, add_eos=False)
+    assert [token for piece in pieces for token in tokenizer.encode(piece, add_bos=False, add_eos=False)] == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("tokenizer.model", "a sentencepiece model"), ("vocab.txt", "a WordPiece vocabulary")]
+)
+def test_vocabularies_that_are_not_read_are_named(tmp_path: Path, name: str, kind: str) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(ConfigError, match=f"{name} is {kind}, which is not read\n.*save_pretrained"):
+        build(tmp_path)

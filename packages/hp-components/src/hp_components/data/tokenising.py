@@ -123,7 +123,7 @@ def _pieces(corpus: Corpus, tokenizer: BaseTokenizer, faults: FaultList) -> Iter
 def _too_long(corpus: Corpus) -> Fault:
     return Fault(
         corpus.name,
-        f"has a document of more than {LARGEST_UNCUT / 2**20:.0f} million characters, which this tokenizer cannot take in "
-        "pieces",
+        f"has a document of more than {LARGEST_UNCUT / 2**20:.0f} million characters, which this tokenizer "
+        "cannot take in pieces",
         hint='make it several documents: a .jsonl file with one {"text": …} for each paragraph',
     )

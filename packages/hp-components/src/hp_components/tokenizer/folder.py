@@ -28,6 +28,14 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 _GPT2_CLASSES = {"GPT2Tokenizer", "GPT2TokenizerFast", "RobertaTokenizer", "RobertaTokenizerFast"}
 # Carried along by `save`, as others read them.
 _CARRIED_FILES = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json")
+_MORE_TEMPLATES = "additional_chat_templates"
+# Vocabularies that say neither how text is cut into words nor how it is normalised, and what they are.
+_UNREAD_FILES = {
+    "tokenizer.model": "a sentencepiece model",
+    "spiece.model": "a sentencepiece model",
+    "vocab.txt": "a WordPiece vocabulary",
+    "tiktoken.model": "a tiktoken vocabulary",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,8 @@ class TokenizerFolder:
     Attributes:
         config: the content of tokenizer_config.json.
         carried: other files of the folder, by name.
+        special_tokens: the tokens with a name of their own (bos_token, eos_token …), as chat templates know them.
+        chat_template: the Jinja source of the folder's chat template.
     """
 
     tokenizer: Tokenizer
@@ -44,6 +54,8 @@ class TokenizerFolder:
     eos_token: str | None
     config: Mapping[str, Any] = field(default_factory=dict)
     carried: Mapping[str, bytes] = field(default_factory=dict)
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    chat_template: str | None = None
 
     @property
     def bos_id(self) -> int | None:
@@ -90,8 +102,37 @@ def read_folder(given: str | os.PathLike[str], *, where: str = "tokenizer.tokeni
         bos_token=bos,
         eos_token=eos,
         config=config,
-        carried={name: (folder / name).read_bytes() for name in _CARRIED_FILES if (folder / name).is_file()},
+        carried=_carried(folder),
+        special_tokens={key: token.content for key, token in named.items() if token is not None},
+        chat_template=_chat_template(folder, config),
     )
+
+
+def _carried(folder: Path) -> dict[str, bytes]:
+    more = sorted((folder / _MORE_TEMPLATES).glob("*.jinja"))
+    files = [folder / name for name in _CARRIED_FILES if (folder / name).is_file()] + more
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The folder's template: that of its own file, else the one in tokenizer_config.json (of several, the default)."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(Fault(str(file), f"cannot be read: {error}")) from error
+    given = config.get("chat_template")
+    if isinstance(given, list):
+        try:
+            given = {str(entry["name"]): entry["template"] for entry in given}
+        except (TypeError, KeyError) as error:
+            where = f"{folder / 'tokenizer_config.json'}: chat_template"
+            allowed = "text, or a list of objects with `name` and `template`"
+            raise ConfigError(Fault(where, "is not as it should be", allowed=allowed)) from error
+        log.info("%s: of the chat templates %s the one named default is used", folder, ", ".join(given))
+        given = given.get("default")
+    return given if isinstance(given, str) else None
 
 
 def write_folder(content: TokenizerFolder, folder: str | os.PathLike[str]) -> None:
@@ -107,6 +148,7 @@ def write_folder(content: TokenizerFolder, folder: str | os.PathLike[str]) -> No
     files["tokenizer.json"] = content.tokenizer.to_str(pretty=True).encode()
     files["tokenizer_config.json"] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     for name, data in files.items():
+        (target / name).parent.mkdir(exist_ok=True)
         (target / name).write_bytes(data)
 
 
@@ -152,10 +194,14 @@ def _load(path: Path, config: Mapping[str, Any], where: str) -> Tokenizer:
     if vocab.is_file() and merges.is_file():
         return _load_bpe(vocab, merges, config)
     there = ", ".join(sorted(entry.name for entry in path.iterdir())[:12]) or "nothing"
+    looked_for = "looked for tokenizer.json and for vocab.json + merges.txt"
+    unread = "".join(
+        f"; {name} is {kind}, which is not read" for name, kind in _UNREAD_FILES.items() if (path / name).is_file()
+    )
     raise ConfigError(
         Fault(
             where,
-            f"no tokenizer in {str(path)!r}: looked for tokenizer.json and for vocab.json + merges.txt; found {there}",
+            f"no tokenizer in {str(path)!r}: {looked_for}; found {there}{unread}",
             hint="transformers turns other kinds into one: AutoTokenizer.from_pretrained(a).save_pretrained(b)",
         )
     )

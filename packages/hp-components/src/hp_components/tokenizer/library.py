@@ -11,8 +11,12 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from hp_components.tokenizer.base import BaseTokenizer
+from hp_components.tokenizer.chat_template import ChatTemplate
 from hp_components.tokenizer.folder import TokenizerFolder, write_folder
 
 __all__ = ["LibraryTokenizer"]
@@ -20,6 +24,19 @@ __all__ = ["LibraryTokenizer"]
 # GPT-2's rules never put a letter and the white space behind it into one word, so a text may be cut between them
 # without changing a token.
 _CUT = re.compile(r"(?<=[^\W\d_])(?=[ \n])")
+# Nor do the rules that GPT-4, Llama 3 and the Qwens have, each an alternation of these.
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_RULES = {
+    r"[^\r\n\p{L}\p{N}]?\p{L}+",
+    r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
+    r"\p{N}",
+    r"\p{N}{1,3}",
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
+    r"\s*[\r\n]+",
+    r"\s+(?!\S)",
+    r"\s+",
+}
 
 
 class LibraryTokenizer(BaseTokenizer):
@@ -34,6 +51,12 @@ class LibraryTokenizer(BaseTokenizer):
     @functools.cached_property
     def vocab_size(self) -> int:
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @functools.cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The template of the folder. Raises ValueError when it is used and cannot be compiled."""
+        source = self._folder.chat_template
+        return None if source is None else ChatTemplate(source, self._folder.special_tokens)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -61,6 +84,22 @@ class LibraryTokenizer(BaseTokenizer):
         except TypeError as error:
             raise _reason(texts, error) from error
         return [_framed(encoding.ids, front, back) for encoding in encodings]
+
+    def encode_spans(
+        self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
+    ) -> list[tuple[list[int], list[bool]]]:
+        try:
+            encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        except TypeError as error:
+            raise _reason(texts, error) from error
+        found = []
+        for encoding, inside in zip(encodings, spans, strict=True):
+            offsets_T2 = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+            marks_T = np.zeros(len(offsets_T2), bool)
+            for start, end in inside:
+                marks_T |= (offsets_T2[:, 1] > start) & (offsets_T2[:, 0] < end)
+            found.append((encoding.ids, marks_T.tolist()))
+        return found
 
     def _frame(self, add_bos: bool | None, add_eos: bool | None) -> tuple[list[int], list[int]]:
         """The ids to put before and after a text."""
@@ -102,17 +141,29 @@ class LibraryTokenizer(BaseTokenizer):
 
     @functools.cached_property
     def _cuts_at_spaces(self) -> bool:
-        """Whether a text may be cut between a letter and a space: only the plain GPT-2 recipe is sure to allow it."""
+        """Whether a text may be cut between a letter and a space or line feed: only where the rules are known ones."""
         about = json.loads(self.tokenizer.to_str())
-        recipe = about["pre_tokenizer"] or {}
-        plain = recipe.get("type") == "ByteLevel" and recipe.get("use_regex", True) and not recipe["add_prefix_space"]
         literal = self.tokenizer.encode_special_tokens or not any(
-            " " in token["content"] or token["lstrip"] or token["rstrip"] for token in about["added_tokens"]
+            _CUT.search(token["content"]) or token["lstrip"] or token["rstrip"] for token in about["added_tokens"]
         )
-        return plain and about["normalizer"] is None and literal
+        # NFC joins a letter with marks behind it, and neither a space nor a line feed is one.
+        unchanged = about["normalizer"] in (None, {"type": "NFC"})
+        return literal and unchanged and _has_known_rules(about["pre_tokenizer"] or {})
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         write_folder(self._folder, folder)
+
+
+def _has_known_rules(pre_tokenizer: dict[str, Any]) -> bool:
+    """Whether text is cut into words by GPT-2's rules or by an alternation of the known ones, and then into bytes."""
+    split, *others = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    if split.get("type") == "ByteLevel" and not others:
+        return bool(split.get("use_regex", True)) and not split["add_prefix_space"]
+    if split.get("type") != "Split" or split["behavior"] != "Isolated" or split["invert"] or len(others) != 1:
+        return False
+    rules = split["pattern"].get("Regex", "").replace(_CONTRACTIONS + "|", "").split("|")
+    plain_bytes = others[0].get("type") == "ByteLevel" and not (others[0]["use_regex"] or others[0]["add_prefix_space"])
+    return plain_bytes and set(rules) <= _RULES
 
 
 def _reason(texts: Sequence[str], error: TypeError) -> Exception:
