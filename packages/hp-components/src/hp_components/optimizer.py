@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -21,16 +21,16 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from hp_components._rank_zero import log
+from hp_components.optimizer_groups import DEFAULT_DECAY_KEYWORDS, ParamGroupConfig, group_parameters
+from hp_components.optimizer_kinds import Kind, find_kind, name_fault
+from hp_components.optimizer_state import changed_hyperparameters, fill_missing_state, restore_rates
 from hp_protocols.configurable import Configurable
-from hp_protocols.distributed import canonical_named_parameters
-from hp_protocols.errors import ConfigError, Fault, nearest
+from hp_protocols.errors import ConfigError, Fault
 
 __all__ = ["OptimizersContainer"]
 
 logger = logging.getLogger(__name__)
 
-_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam}
-_DEFAULT_DECAY_KEYWORDS = ("bias", "norm")
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -39,19 +39,20 @@ class OptimizersContainer(Configurable):
 
     Hyperparameters are part of the state, but a resumed run follows its own config: where a checkpoint says
     something else, a line names both values. Only the current learning rate is taken from the checkpoint, if the
-    base rate is the same.
+    base rate is the same. Made with `in_backward`, it is an `OptimizersInBackwardContainer`.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
         name: str = "AdamW"
-        """Optimizer class: AdamW or Adam."""
+        """Optimizer: a class of torch.optim, such as AdamW, Adam, SGD, Adafactor."""
 
         lr: float = 3e-4
         """Learning rate at full height; the schedule scales it."""
 
         betas: tuple[float, float] = (0.9, 0.95)
-        """Decay rates of the running means of the gradient and of its square."""
+        """Decay rates of the running means of the gradient and of its square. Given to an optimizer that takes no
+        betas, it is refused; its default does not reach one. (So with eps and weight_decay.)"""
 
         eps: float = 1e-8
         """Added to the denominator."""
@@ -59,49 +60,68 @@ class OptimizersContainer(Configurable):
         weight_decay: float = 0.1
         """Weight decay of the parameters that decay."""
 
+        kwargs: dict[str, Any] = field(default_factory=dict)
+        """Further arguments of the optimizer, by its own names, such as {momentum: 0.9} for SGD."""
+
         foreach: bool | None = None
         """Step many tensors per kernel launch. None: on accelerators without a fused kernel."""
 
         fused: bool | None = None
-        """One kernel for the whole step. None: on cuda."""
+        """One kernel for the whole step. None: on cuda, where the optimizer has one."""
 
-        decay_keywords: tuple[str, ...] = _DEFAULT_DECAY_KEYWORDS
+        in_backward: bool = False
+        """Step each parameter inside the backward pass, as soon as its gradient is there, and free the gradient.
+        Without clipping (training.max_norm=inf)."""
+
+        decay_keywords: tuple[str, ...] = DEFAULT_DECAY_KEYWORDS
         """A parameter whose name contains one of these (in any case) gets no weight decay."""
 
+        param_groups: list[ParamGroupConfig] = field(default_factory=list)
+        """Parameters with hyperparameters of their own, by pattern; the first pattern that matches a name has it."""
+
         def faults(self, path: str) -> list[Fault]:
-            """Values that no optimizer could have."""
-            faults = []
-            if self.name not in _OPTIMIZERS:
-                close = nearest(self.name, _OPTIMIZERS)
-                faults.append(
-                    Fault(
-                        f"{path}.name",
-                        f"{self.name!r} is not available",
-                        allowed=", ".join(_OPTIMIZERS),
-                        hint=f"did you mean {close!r}?" if close else None,
-                    )
-                )
-            for name in ("lr", "weight_decay"):
-                value = getattr(self, name)
-                if not 0.0 <= value < math.inf:
-                    faults.append(Fault(f"{path}.{name}", f"{value} is out of range", allowed="0 or more"))
-            if not 0.0 < self.eps < math.inf:
-                faults.append(Fault(f"{path}.eps", f"{self.eps} is out of range", allowed="above 0"))
-            if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
-                faults.append(Fault(f"{path}.betas", f"{self.betas} is out of range", allowed="two of 0 ≤ beta < 1"))
+            """Values that no optimizer could have, or that the named one does not take."""
+            faults = [] if (wrong := name_fault(self.name, f"{path}.name")) is None else [wrong]
+            faults += _range_faults(self, path)
             if self.foreach and self.fused:
                 faults.append(Fault(f"{path}.foreach", "given together with fused", hint="choose one of them"))
+            if self.foreach and self.in_backward:
+                problem = "given together with in_backward, which steps one tensor at a time"
+                faults.append(Fault(f"{path}.foreach", problem, hint="drop one of them"))
             if "" in self.decay_keywords:
                 faults.append(Fault(f"{path}.decay_keywords", "an empty keyword would match every parameter"))
-            return faults
+            return faults if wrong else faults + _kind_faults(self, find_kind(self.name), path, sound=not faults)
+
+    def __new__(cls, config: Config, **kwargs: Any) -> Self:
+        if cls is OptimizersContainer and config.in_backward:
+            from hp_components.optimizer_in_backward import OptimizersInBackwardContainer
+
+            cls = OptimizersInBackwardContainer
+        return super().__new__(cls)
 
     def __init__(self, config: Config, *, model_parts: Sequence[nn.Module]) -> None:
         faults = config.faults("optimizer")
+        for index, group in enumerate(config.param_groups):
+            faults += group.faults(f"optimizer.param_groups.{index}")
+        if config.in_backward and not self.steps_in_backward:
+            faults.append(Fault("optimizer.in_backward", f"{type(self).__name__} steps after the backward pass"))
         if faults:
             raise ConfigError(faults)
         self.config = config
-        self.model_parts = list(model_parts)
-        self.optimizers = [self._optimizer(model) for model in self.model_parts]
+        self.kind = find_kind(config.name)
+        grouped = group_parameters(model_parts, config, self.kind)
+        self.model_parts = [model for model, _ in grouped]
+        self._by_part = [self._make(groups) for _, groups in grouped]
+
+    @property
+    def steps_in_backward(self) -> bool:
+        """Whether gradients are used up within backward, so that they cannot be clipped or looked at after it."""
+        return False
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """All of torch's optimizers, part after part."""
+        return [optimizer for part in self._by_part for optimizer in part]
 
     def __iter__(self) -> Iterator[torch.optim.Optimizer]:
         return iter(self.optimizers)
@@ -111,8 +131,11 @@ class OptimizersContainer(Configurable):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups of all optimizers, in order."""
+        """The parameter groups of all optimizers, in order; the first is that of no pattern, where there is one."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def begin_backward(self, *, last: bool) -> None:
+        """Called before each micro-batch's backward pass; `last`: the step's last one."""
 
     def step(self) -> None:
         """Update every parameter that has a gradient."""
@@ -127,9 +150,8 @@ class OptimizersContainer(Configurable):
     def state_dict(self) -> dict[str, Any]:
         """State and hyperparameters under flat keys; the tensors are the live ones, not copies."""
         flat: dict[str, Any] = {}
-        for model, optimizer in zip(self.model_parts, self.optimizers, strict=True):
-            _fill_missing_state(optimizer)
-            part = get_optimizer_state_dict(model, optimizer, options=_FLAT)
+        for model, optimizers in zip(self.model_parts, self._by_part, strict=True):
+            part = _flat_state(model, optimizers)
             if twice := flat.keys() & part.keys():
                 raise ValueError(f"two model parts have the same parameter names: {sorted(twice)[:3]}")
             flat.update(part)
@@ -141,15 +163,15 @@ class OptimizersContainer(Configurable):
         Raises:
             KeyError: the state of a parameter is missing; the name says which.
         """
-        changes: dict[tuple[str, Any, Any], None] = {}
-        for model, optimizer in zip(self.model_parts, self.optimizers, strict=True):
-            _fill_missing_state(optimizer)
-            own = get_optimizer_state_dict(model, optimizer, options=_FLAT)
+        changes: dict[str, tuple[str, Any, Any]] = {}
+        for model, optimizers in zip(self.model_parts, self._by_part, strict=True):
+            own = _flat_state(model, optimizers)
             merged = {key: state_dict[key] if key.startswith("state.") else value for key, value in own.items()}
-            changes |= dict.fromkeys(_changes(own, state_dict))
-            set_optimizer_state_dict(model, optimizer, merged, options=_FLAT)
-            _restore_rates(model, optimizer, state_dict)
-        for name, saved, now in changes:
+            changes |= {str(change): change for change in changed_hyperparameters(own, state_dict)}
+            set_optimizer_state_dict(model, optimizers, merged, options=_FLAT)
+            for optimizer in optimizers:
+                restore_rates(model, optimizer, state_dict)
+        for name, saved, now in changes.values():
             log(
                 logger,
                 logging.WARNING,
@@ -160,113 +182,87 @@ class OptimizersContainer(Configurable):
                 now,
             )
 
-    def _optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        config = self.config
-        decaying, plain = self._split(model)
-        groups = [
-            {"params": params, "weight_decay": weight_decay, "initial_lr": config.lr}
-            for params, weight_decay in ((decaying, config.weight_decay), (plain, 0.0))
-            if params
-        ]
-        if not groups:
-            raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient")
-        foreach, fused = _kernels(config, next(iter(decaying or plain)).device.type)
-        return _OPTIMIZERS[config.name](
-            groups, lr=config.lr, betas=config.betas, eps=config.eps, foreach=foreach, fused=fused
-        )
+    def _make(self, groups: list[dict[str, Any]]) -> list[torch.optim.Optimizer]:
+        """The optimizers of one model part."""
+        return [self._optimizer(groups)]
 
-    def _split(self, model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """Trainable parameters with and without weight decay, each once."""
-        decaying: list[nn.Parameter] = []
-        plain: list[nn.Parameter] = []
-        unused = set(self.config.decay_keywords)
-        for name, parameter in canonical_named_parameters(model):
-            if not parameter.requires_grad:
-                continue
-            matching = {keyword for keyword in self.config.decay_keywords if keyword.lower() in name.lower()}
-            unused -= matching
-            (plain if matching else decaying).append(parameter)
-        if mistaken := sorted(unused - set(_DEFAULT_DECAY_KEYWORDS)):
-            raise ConfigError(
-                [
-                    Fault(
-                        "optimizer.decay_keywords",
-                        f"{keyword!r} matches no parameter",
-                        hint="see the names in model.named_parameters()",
-                    )
-                    for keyword in mistaken
-                ]
-            )
-        log(
-            logger,
-            logging.INFO,
-            "optimizer %s: weight decay %g on %d tensors, none on %d (names with %s)",
-            self.config.name,
-            self.config.weight_decay,
-            len(decaying),
-            len(plain),
-            ", ".join(self.config.decay_keywords) or "nothing",
-        )
-        return decaying, plain
+    def _optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        arguments = _arguments(self.config, self.kind)
+        arguments |= _kernels(self.config, self.kind, groups[0]["params"][0].device.type)
+        try:
+            optimizer: torch.optim.Optimizer = self.kind.cls(groups, **arguments)
+        except ValueError as error:
+            # The arguments were tried before; what is left are the parameters (Muon takes matrices only).
+            problem = f"{self.kind.name} cannot train this model: {error}"
+            raise ConfigError(Fault("optimizer.name", problem, hint="AdamW trains any")) from error
+        return optimizer
 
 
-def _kernels(config: OptimizersContainer.Config, device_type: str) -> tuple[bool, bool]:
-    """(foreach, fused), both decided: torch_npu replaces torch's own choice by one that asks for an NPU."""
+def _range_faults(config: OptimizersContainer.Config, path: str) -> list[Fault]:
+    faults = []
+    for name in ("lr", "weight_decay"):
+        value = getattr(config, name)
+        if not 0.0 <= value < math.inf:
+            faults.append(Fault(f"{path}.{name}", f"{value} is out of range", allowed="0 or more"))
+    if not 0.0 < config.eps < math.inf:
+        faults.append(Fault(f"{path}.eps", f"{config.eps} is out of range", allowed="above 0"))
+    if len(config.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in config.betas):
+        faults.append(Fault(f"{path}.betas", f"{config.betas} is out of range", allowed="two of 0 ≤ beta < 1"))
+    return faults
+
+
+def _kind_faults(config: OptimizersContainer.Config, kind: Kind, path: str, *, sound: bool) -> list[Fault]:
+    """What the named optimizer does not take; `sound`: all values are in range, so that it can be asked itself."""
+    found: list[Fault | None] = []
+    defaults = OptimizersContainer.Config()
+    for name in ("betas", "eps", "weight_decay"):
+        if getattr(config, name) != getattr(defaults, name):
+            found.append(kind.field_fault(name, f"{path}.{name}"))
+    for name in ("foreach", "fused"):
+        if getattr(config, name):
+            found.append(kind.field_fault(name, f"{path}.{name}"))
+    found += kind.kwargs_faults(config.kwargs, f"{path}.kwargs")
+    groups: list[tuple[str, dict[str, Any]]] = []
+    for index, group in enumerate(config.param_groups):
+        where = f"{path}.param_groups.{index}"
+        for name in ("betas", "eps", "weight_decay"):
+            if getattr(group, name) is not None:
+                found.append(kind.field_fault(name, f"{where}.{name}"))
+        found += kind.kwargs_faults(group.kwargs, f"{where}.kwargs")
+        own = {name: getattr(group, name) for name in ("betas", "eps") if getattr(group, name) is not None}
+        groups.append((where, own | group.kwargs))
+    faults = [fault for fault in found if fault is not None]
+    if faults or not sound:
+        return faults
+    arguments = _arguments(config, kind)
+    for where, own in [(f"{path}.kwargs", {}), *groups]:
+        merged = {**arguments, **{name: kind.read({name: value})[name] for name, value in own.items()}}
+        if (problem := kind.refusal(merged)) is not None:
+            return [Fault(where, f"{kind.name} says: {problem}")]
+        if merged.get("momentum") and merged.get("dampening"):
+            problem = "dampening with momentum cannot be resumed exactly: its first step follows another rule"
+            return [Fault(where, problem, allowed="dampening=0")]
+    return []
+
+
+def _arguments(config: OptimizersContainer.Config, kind: Kind) -> dict[str, Any]:
+    """What the optimizer is made with, its kernels apart."""
+    fields = {"lr": config.lr, "betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
+    return {name: value for name, value in fields.items() if kind.takes_field(name)} | kind.read(config.kwargs)
+
+
+def _kernels(config: OptimizersContainer.Config, kind: Kind, device_type: str) -> dict[str, bool]:
+    """foreach and fused, both decided: torch_npu replaces torch's own choice by one that asks for an NPU."""
     fused = config.fused
     if fused is None:
-        fused = device_type == "cuda" and not config.foreach
+        fused = kind.takes_field("fused") and device_type == "cuda" and not config.foreach
     foreach = config.foreach
     if foreach is None:
-        foreach = device_type != "cpu" and not fused
-    return foreach, fused
+        foreach = device_type != "cpu" and not fused and not config.in_backward
+    return {name: value for name, value in (("foreach", foreach), ("fused", fused)) if kind.takes_field(name)}
 
 
-@torch.no_grad()
-def _fill_missing_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give parameters that were never stepped the state they would start from.
-
-    torch's own filling counts as one step, and leaves out parameters that never got a gradient; a checkpoint of
-    such a state would not fit a fresh optimizer, or would shift its bias correction.
-    """
-    missing = [p for group in optimizer.param_groups for p in group["params"] if not optimizer.state.get(p)]
-    if not missing:
-        return
-    grads = [(p, p.grad) for group in optimizer.param_groups for p in group["params"]]
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for parameter, _ in grads:
-        parameter.grad = None
-    for parameter in missing:
-        parameter.grad = torch.zeros_like(parameter)
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0  # a step with zero gradients and no rate changes no parameter
-    try:
-        optimizer.step()
-    finally:
-        for parameter, grad in grads:
-            parameter.grad = grad
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-    for parameter in missing:
-        optimizer.state[parameter]["step"].zero_()
-
-
-def _changes(own: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Hyperparameters that differ for some parameter: (name, saved value, this run's value)."""
-    for key, value in own.items():
-        name = key.rpartition(".")[2]
-        # The current rate follows the schedule; which kernel computes a step does not change the method.
-        if not key.startswith("param_groups.") or name in ("lr", "foreach", "fused") or key not in saved:
-            continue
-        if saved[key] != value:
-            yield "lr" if name == "initial_lr" else name, saved[key], value
-
-
-def _restore_rates(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Take over each group's current rate, if all its parameters had one and the base rate is the same."""
-    names = {parameter: name for name, parameter in canonical_named_parameters(model)}
-    for group in optimizer.param_groups:
-        keys = [f"param_groups.{names[parameter]}" for parameter in group["params"]]
-        bases = {saved.get(f"{key}.initial_lr") for key in keys}
-        rates = {saved.get(f"{key}.lr") for key in keys}
-        if bases == {group["initial_lr"]} and len(rates) == 1 and None not in rates:
-            group["lr"] = rates.pop()
+def _flat_state(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dict[str, Any]:
+    for optimizer in optimizers:
+        fill_missing_state(optimizer)
+    return dict(get_optimizer_state_dict(model, optimizers, options=_FLAT))
