@@ -331,7 +331,7 @@ def test_every_rank_writes_its_own_records_when_asked(tmp_path):
         metrics.close()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["loss.png", "metrics.jsonl", "metrics.rank-1.jsonl"]
-    assert list(read_records(tmp_path / "metrics.rank-1.jsonl"))[0]["loss"] == 1.0
+    assert next(read_records(tmp_path / "metrics.rank-1.jsonl"))["loss"] == 1.0
 
 
 def test_a_step_costs_well_under_half_a_millisecond(tmp_path):

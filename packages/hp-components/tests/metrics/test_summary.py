@@ -24,7 +24,7 @@ def test_what_is_not_finite_is_marked_and_does_not_hide_the_rest():
 
 
 def record(step, **values):
-    base = dict(loss=5.0, time=step * 1.0, tokens=step * 100, data_wait=0.0, mfu=None, memory_gib=None)
+    base = {"loss": 5.0, "time": step * 1.0, "tokens": step * 100, "data_wait": 0.0, "mfu": None, "memory_gib": None}
     return {"step": step} | base | values
 
 

@@ -83,7 +83,7 @@ def test_without_a_login_the_run_is_refused_with_what_to_do(tmp_path, part, monk
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    with pytest.raises(ConfigError, match="metrics.enable_wandb: W&B does not start: No API key.*\n.*wandb login"):
+    with pytest.raises(ConfigError, match=r"metrics\.enable_wandb: W&B does not start: No API key.*\n.*wandb login"):
         part(tmp_path / "run", enable_wandb=True).metrics.begin()
 
 
