@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fault_jobs as faults
 import graph_jobs as jobs
 import pytest
 from graph_world import run_world
@@ -58,3 +59,12 @@ def test_the_norm_is_that_of_the_whole_averaged_gradient():
 
 def test_a_write_to_a_sharded_parameter_in_forward_is_refused():
     run_world(jobs.writes_to_shards, 2)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_fault_of_one_rank_anywhere_in_a_build_is_an_error_on_every_rank_that_names_it(world):
+    assert run_world(faults.one_rank_fails, world) == [[]] * world
+
+
+def test_ranks_of_a_tensor_parallel_axis_hear_of_each_others_faults():
+    assert run_world(faults.one_tensor_parallel_rank_fails, 4) == [[]] * 4

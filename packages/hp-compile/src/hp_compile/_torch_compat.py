@@ -155,6 +155,11 @@ def concatenate_meshes(meshes: list[DeviceMesh]) -> DeviceMesh:
     return lookup("torch.distributed.device_mesh.DeviceMesh._concatenate")(meshes)
 
 
+def default_store() -> Any:
+    """The key-value store that torch.distributed was initialised with."""
+    return lookup("torch.distributed.distributed_c10d._get_default_store")()
+
+
 def chunk_cat(tensors: list[torch.Tensor], chunks: int, out: torch.Tensor) -> None:
     """Cut each tensor's dim 0 into padded chunks; row r of `out` is chunk r of all tensors."""
     torch._chunk_cat(tensors, 0, chunks, out=out)

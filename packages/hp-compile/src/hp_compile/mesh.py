@@ -66,21 +66,52 @@ class DataParallelMesh:
         return (Shard(0),) if self.mode == "fsdp" else (Replicate(), Shard(0))
 
 
+@dataclass(frozen=True)
+class MeshLayout:
+    """The data-parallel mesh before it is built: what is known without communication.
+
+    Attributes:
+        config: a copy of the caller's, with the degrees filled in.
+        mesh: the caller's, or None: one of `shape` over the world is to be built.
+    """
+
+    config: PassConfig
+    shape: tuple[int, ...]
+    names: tuple[str, ...]
+    mesh: DeviceMesh | None = None
+
+    def build(self, device_type: str) -> DataParallelMesh:
+        """Every rank at the same time: where the mesh is not the caller's, its groups are made here."""
+        mesh = self.mesh
+        if mesh is None:
+            mesh = init_device_mesh(device_type, self.shape, mesh_dim_names=self.names)
+        return _with_axes(self.config, mesh)
+
+
 def resolve_mesh(
     config: PassConfig, mesh_context: Any = None, device_type: str = "cpu"
 ) -> tuple[DataParallelMesh | None, PassConfig]:
-    """The data-parallel mesh and a copy of the config with its degrees filled in.
+    """The data-parallel mesh and a copy of the config with its degrees filled in; raises what `layout_of` raises."""
+    layout = layout_of(config, mesh_context)
+    return (None, replace(config)) if layout is None else (layout.build(device_type), layout.config)
+
+
+def layout_of(config: PassConfig, mesh_context: Any = None) -> MeshLayout | None:
+    """The layout of the data-parallel mesh, without communication; None where there is nothing to be parallel over.
 
     Raises:
         ValueError: a degree that does not fit, or a mesh context without the needed dims.
         RuntimeError: a degree above 1 without an initialised process group.
     """
     if not config.fsdp_enabled:
-        return None, replace(config)
+        return None
+    mesh = None
     if mesh_context is not None:
         mesh = _mesh_of_context(config, mesh_context)
+        shape = tuple(mesh.size(dim) for dim in range(mesh.ndim))
+        names = tuple(mesh.mesh_dim_names or ("dp",) * mesh.ndim)
     elif dist.is_available() and dist.is_initialized():
-        mesh = _mesh_of_world(config, device_type)
+        shape, names = _shape_over_world(config)
     else:
         for name in ("fsdp_degree", "dp_replicate_degree"):
             if (getattr(config, name) or 1) > 1:
@@ -88,17 +119,18 @@ def resolve_mesh(
                     f"{name}={getattr(config, name)}, but torch.distributed is not initialised; start with torchrun "
                     "and call torch.distributed.init_process_group first, or leave the degree None"
                 )
-        return None, replace(config)
-    resolved = _with_axes(config, mesh)
-    for name, size in (("fsdp_degree", resolved.shard_size), ("dp_replicate_degree", resolved.replicate_size)):
+        return None
+    shards = 1 if config.dp_mode == "ddp" else shape[-1]
+    replicas = 1 if config.dp_mode == "fsdp" else shape[0]
+    for name, size in (("fsdp_degree", shards), ("dp_replicate_degree", replicas)):
         asked = getattr(config, name)
         if asked is not None and asked != size:
             raise ValueError(
                 f"{name}={asked}, but the mesh's axis for it has {size} ranks; set it to {size} or None"
                 + _hsdp_hint(config)
             )
-    sizes = resolved.shard_size, resolved.replicate_size
-    return resolved, replace(config, fsdp_degree=sizes[0], dp_replicate_degree=sizes[1])
+    resolved = replace(config, fsdp_degree=shards, dp_replicate_degree=replicas)
+    return MeshLayout(resolved, shape, names, mesh)
 
 
 def _hsdp_hint(config: PassConfig) -> str:
@@ -107,7 +139,7 @@ def _hsdp_hint(config: PassConfig) -> str:
     return "; to shard over a part of the group and replicate over the rest, set dp_mode='hsdp'"
 
 
-def _mesh_of_world(config: PassConfig, device_type: str) -> DeviceMesh:
+def _shape_over_world(config: PassConfig) -> tuple[tuple[int, ...], tuple[str, ...]]:
     world = dist.get_world_size()
     if config.dp_mode == "hsdp":
         replicas = config.dp_replicate_degree
@@ -118,7 +150,7 @@ def _mesh_of_world(config: PassConfig, device_type: str) -> DeviceMesh:
                 f"dp_replicate_degree × fsdp_degree = {replicas} × {shards} is not the world size {world}; choose "
                 "degrees whose product it is, or give a mesh_context"
             )
-        return init_device_mesh(device_type, (replicas, shards), mesh_dim_names=("fsdp_replicate", "fsdp_shard"))
+        return (replicas, shards), ("fsdp_replicate", "fsdp_shard")
     name = "fsdp_degree" if config.dp_mode == "fsdp" else "dp_replicate_degree"
     asked = getattr(config, name)
     if asked is not None and asked != world:
@@ -126,7 +158,7 @@ def _mesh_of_world(config: PassConfig, device_type: str) -> DeviceMesh:
             f"{name}={asked} is not the world size {world}; set it to {world} or None, or give a mesh_context"
             + _hsdp_hint(config)
         )
-    return init_device_mesh(device_type, (world,), mesh_dim_names=("dp",))
+    return (world,), ("dp",)
 
 
 def _mesh_of_context(config: PassConfig, context: Any) -> DeviceMesh:
@@ -166,8 +198,8 @@ def _mesh_of_context(config: PassConfig, context: Any) -> DeviceMesh:
     return mesh["dp"] if mesh.ndim > 1 else mesh
 
 
-def _with_axes(config: PassConfig, mesh: DeviceMesh) -> DataParallelMesh:
-    axes = [
+def axes_of(mesh: DeviceMesh) -> list[MeshAxis]:
+    return [
         MeshAxis(
             name=(mesh.mesh_dim_names or ("dp",) * mesh.ndim)[dim],
             size=mesh.size(dim),
@@ -177,6 +209,10 @@ def _with_axes(config: PassConfig, mesh: DeviceMesh) -> DataParallelMesh:
         )
         for dim in range(mesh.ndim)
     ]
+
+
+def _with_axes(config: PassConfig, mesh: DeviceMesh) -> DataParallelMesh:
+    axes = axes_of(mesh)
     if config.dp_mode == "hsdp":
         return DataParallelMesh("hsdp", mesh, shard=axes[1], replicate=axes[0])
     if config.dp_mode == "ddp":

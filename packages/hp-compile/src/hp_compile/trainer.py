@@ -18,26 +18,31 @@ from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule
 
 from hp_compile import _torch_compat as compat
-from hp_compile.mesh import resolve_mesh
+from hp_compile.mesh import DataParallelMesh
 from hp_compile.pass_config import PassConfig
 from hp_compile.pass_plan import PassPlan
 from hp_compile.passes.parallel.fsdp_pass import collective_schedule
 from hp_compile.passes.parallel.reducer import LocalGradients
-from hp_compile.passes.parallel.shards import partition_model, plain_tensor_parallel
-from hp_compile.passes.parallel.units import Unit, capture_precision, resolve_units
+from hp_compile.passes.parallel.shards import (
+    PlainTensorParallel,
+    partition_model,
+    plain_tensor_parallel,
+    refuse_what_cannot_be_cut,
+)
 from hp_compile.passes.pipeline import PassPipeline
 from hp_compile.tracer.capture import TrainFn, capture
-from hp_compile.tracer.checks import refuse_open_autocast, refuse_what_capture_would_skip
+from hp_compile.tracer.checks import refuse_open_autocast
 from hp_compile.tracer.joint_graph import JointGraph
 from hp_compile.tracer.signature import FlatInputs, flatten_inputs
-from hp_compile.tracer.state import local_tensor, scan_state, shard_info
+from hp_compile.tracer.state import local_tensor, scan_state
 from hp_compile.training import checkpoint, report
-from hp_compile.training.agreement import FAULT, HIT, MISS, Agreement, schedule_hash
+from hp_compile.training.agreement import HIT, MISS, Agreement, schedule_hash
 from hp_compile.training.device import resolve_device
 from hp_compile.training.graph_cache import CompiledStep, GraphCache
-from hp_compile.training.meta_init import materialize, unready
+from hp_compile.training.meta_init import common_seed, materialize, unready
 from hp_compile.training.optimizer import OptimizerConfig, OptimizerFactory, build_optimizer, clip_gradients
 from hp_compile.training.shard_guard import ShardGuard
+from hp_compile.training.start import start_of
 from hp_compile.training.watch import ModelWatch
 
 log = logging.getLogger("hp_compile")
@@ -73,38 +78,43 @@ class GraphTrainer:
         max_graphs: int = 8,
         sync_module_states: bool = False,
     ) -> None:
+        self.model, self.train_fn = model, train_fn
+        self._plan, self._mesh_context, self._sync = pass_plan, mesh_context, sync_module_states
+        self._optimizer_factory = optimizer_factory
+        self._pre_hook: Callable[[], None] | None = None
+        self._hook_called = False
+        self._mesh_known = self._cut = self._partitioned = False
+        self._mesh: DataParallelMesh | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._local_gradients: LocalGradients | None = None
+        self._warned_floats = False
+        self._agreement = Agreement()
+        self._agreement.agree(
+            "reading the trainer's arguments",
+            lambda: self._read_arguments(pass_config, optimizer_config, device, max_graphs),
+        )
+
+    def _read_arguments(
+        self, pass_config: PassConfig, optimizer_config: Any, device: str | torch.device | None, max_graphs: int
+    ) -> None:
         for value, wanted, name in (
-            (model, nn.Module, "model"),
+            (self.model, nn.Module, "model"),
             (pass_config, PassConfig, "pass_config"),
-            (pass_plan, (PassPlan, type(None)), "pass_plan"),
+            (self._plan, (PassPlan, type(None)), "pass_plan"),
         ):
             if not isinstance(value, wanted):
                 raise TypeError(f"{name} is a {type(value).__name__}; see the signature of GraphTrainer")
-        if not callable(train_fn):
+        if not callable(self.train_fn):
             raise TypeError(
-                f"train_fn is a {type(train_fn).__name__}; it must be train_fn(model, input, label) -> loss"
+                f"train_fn is a {type(self.train_fn).__name__}; it must be train_fn(model, input, label) -> loss"
             )
-        self.model, self.train_fn = model, train_fn
         self._config = copy.copy(pass_config)
-        self.pipeline = PassPipeline.from_config(self._config, pass_plan)
-        self._plan = pass_plan
-        self._mesh_context = mesh_context
+        self.pipeline = PassPipeline.from_config(self._config, self._plan)
         self._optimizer_config = OptimizerConfig.read(optimizer_config)
-        self._optimizer_factory = optimizer_factory
-        self._sync = sync_module_states
         self._graphs = GraphCache(max_graphs)
-        self._pre_hook: Callable[[], None] | None = None
-        self._hook_called = False
         self.device = resolve_device(device)
-        self._partitioned = False
-        self._mesh_known = False
-        self._mesh: Any = None
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._local_gradients: LocalGradients | None = None
-        self._agreement = Agreement(None)
-        self._warned_floats = False
-        if not any(parameter.is_meta for parameter in model.parameters()):
-            model.to(self.device)
+        if not any(parameter.is_meta for parameter in self.model.parameters()):
+            self.model.to(self.device)
 
     # ---- what a user calls ----
 
@@ -205,6 +215,7 @@ class GraphTrainer:
     def full_params(self) -> Any:
         """Within it `model`'s parameters are whole, for export or inspection; changes to them are dropped."""
         self._partition()
+        assert self._guard is not None
         with self._guard.full_params() as model:
             yield model
 
@@ -271,15 +282,12 @@ class GraphTrainer:
         Raises:
             ValueError: names, shapes or parameter groups differ; they are listed.
         """
-        if not isinstance(state_dict, dict) or set(state_dict) != {"model", "optimizer"}:
-            raise ValueError("a trainer's state is {'model': ..., 'optimizer': ...}, as state_dict() gives it")
         self._partition()
-        assert self._optimizer is not None
-        slots = scan_state(self.model)
-        params = {name for slot in slots if slot.is_param for name in (slot.fqn, *slot.aliases)}
-        buffers = set(self.model.state_dict()) - params
-        checkpoint.check_model_state(slots, state_dict["model"], buffers)
-        checkpoint.load_optimizer_state_dict(self.model, self._optimizer, state_dict["optimizer"])
+        optimizer = self.optimizer
+        self._agreement.agree(
+            "checking the state to load", lambda: checkpoint.check_state(self.model, optimizer, state_dict)
+        )
+        checkpoint.load_optimizer_state_dict(self.model, optimizer, state_dict["optimizer"])
         self.model.load_state_dict(state_dict["model"])
         self._unready.clear()
 
@@ -298,56 +306,49 @@ class GraphTrainer:
             self._resolve()
         if not self._partitioned and any(slot.tensor.is_meta for slot in self._watch.slots):
             self._partition()
-        step, fault = None, None
-        try:
-            if self._pre_hook is not None and not self._hook_called:
-                self._hook_called = True
-                self._pre_hook()
-            flat = self._placed(input, label)
-            refuse_open_autocast()
-            step = self._graphs.find(kind, flat, self._watch.key())
-        except Exception as error:
-            fault = error
-        status = FAULT if fault else HIT if step else MISS
-        verdict = self._agreement.compare(status, step.schedule_hash if step else 0)
-        if verdict.status == FAULT:
-            self._agreement.raise_together(fault)
-        if verdict.status == HIT and verdict.same_schedule:
-            assert step is not None
-            return step, flat
-        joint = None
-        if step is None:
-            try:
-                joint = self._capture(kind, flat)
-            except Exception as error:
-                fault = error
-        if self._agreement.compare(FAULT if fault else HIT, 0).status == FAULT:
-            self._agreement.raise_together(fault)
+        (found, flat), verdict = self._agreement.compare(
+            "reading the inputs",
+            lambda: self._find(kind, input, label),
+            lambda both: (HIT, both[0].schedule_hash) if both[0] else (MISS, 0),
+        )
+        if found is not None and verdict.status == HIT and verdict.same_schedule:
+            return found, flat
+        joint = self._agreement.agree("capturing the step", lambda: None if found else self._capture(kind, flat))
         self._partition()
-        if step is None:
-            assert joint is not None
-            step = self._finish_step(kind, flat, joint)
-        if not self._agreement.compare(HIT, step.schedule_hash).same_schedule:
+        step, verdict = self._agreement.compare(
+            "running the passes",
+            lambda: found or self._finish_step(kind, flat, joint),
+            lambda step: (HIT, step.schedule_hash),
+        )
+        if not verdict.same_schedule:
             self._agreement.schedules_differ(step.schedule)
-        if joint is not None:
+        if step is not found:
             self._graphs.add(step)
             self._report(step)
         return step, flat
 
+    def _find(self, kind: str, input: Any, label: Any) -> tuple[CompiledStep | None, FlatInputs]:
+        if self._pre_hook is not None and not self._hook_called:
+            self._hook_called = True
+            self._pre_hook()
+        flat = self._placed(input, label)
+        refuse_open_autocast()
+        return self._graphs.find(kind, flat, self._watch.key()), flat
+
     def _resolve(self) -> None:
-        """What needs no communication first: faults of model and plan are raised before the mesh is built."""
-        refuse_what_capture_would_skip(self.model)
-        if any(shard_info(parameter) is not None for parameter in self.model.parameters()):
-            raise RuntimeError(
-                "the model is already partitioned by another GraphTrainer; keep using that one, or build a fresh model"
-            )
-        self._units: list[Unit] = resolve_units(self.model, self._plan, reshard=self._config.fsdp_reshard_after_forward)
-        self._mesh, self._config = resolve_mesh(self._config, self._mesh_context, self.device.type)
+        """What needs no communication, on every rank; then the mesh is built."""
+        start = self._agreement.agree(
+            "resolving plan and mesh",
+            lambda: start_of(self.model, self._config, self._plan, self._mesh_context, sync_module_states=self._sync),
+        )
+        self._agreement.meet(start)
+        if start.layout is not None:
+            self._mesh, self._config = start.layout.build(self.device.type), start.layout.config
+        self._agreement.over(self._mesh, start.others, self.device)
         self.pipeline.pass_config = self._config
-        self._precision = capture_precision(self.model, self._units, self._config)
-        self._agreement = Agreement(self._mesh)
+        self._units, self._precision = start.units, start.precision
         self._watch = ModelWatch(self.model)
-        self._guard: Any = None
+        self._guard: ShardGuard | None = None
         self._unready: set[str] = set()
         self._mesh_known = True
 
@@ -372,30 +373,49 @@ class GraphTrainer:
             return
         if not self._mesh_known:
             self._resolve()
+        if self._cut:
+            raise RuntimeError(
+                "this trainer failed after it had sharded its model; build a fresh model and a new GraphTrainer"
+            )
         on_meta = [slot.fqn for slot in scan_state(self.model) if slot.tensor.is_meta]
         if self._mesh is not None and self._mesh.size > 1:
-            slots = scan_state(self.model)
-            if self._sync and not on_meta:
-                self._agreement.broadcast(slots)
-            elif not on_meta and (different := self._agreement.same_weights(slots)):
-                raise RuntimeError(
-                    f"rank {self._mesh.rank} of the data-parallel group: the ranks start from different weights "
-                    f"({', '.join(different[:5])}); seed every rank alike, or pass sync_module_states=True"
-                )
-            partition_model(self.model, self._units, self._mesh, plain_tensor_parallel(self.model, self._mesh_context))
+            self._shard(self._mesh, same_weights=not on_meta)
         if on_meta:
-            materialize(self.model, self.device, self._mesh)
+            seed = common_seed(self._mesh, self.device)
+            self._agreement.agree("initialising parameters", lambda: materialize(self.model, self.device, seed))
             self._unready = unready(self.model, on_meta)
         self._guard = ShardGuard(self.model, self._mesh)
-        self._optimizer = build_optimizer(
-            list(self.model.parameters()), self._optimizer_config, self._optimizer_factory
+        params = list(self.model.parameters())
+        self._optimizer = self._agreement.agree(
+            "building the optimizer", lambda: build_optimizer(params, self._optimizer_config, self._optimizer_factory)
         )
         if self._config.reduce_every == "optimizer_step":
             self._local_gradients = LocalGradients(self.model, self._units, self._config, self._mesh)
         self._watch = ModelWatch(self.model)
         self._partitioned = True
 
-    def _finish_step(self, kind: str, flat: FlatInputs, joint: JointGraph) -> CompiledStep:
+    def _shard(self, mesh: DataParallelMesh, same_weights: bool) -> None:
+        slots = scan_state(self.model)
+        if same_weights and self._sync:
+            self._agreement.broadcast(slots)
+        different = self._agreement.differing_weights(slots) if same_weights and not self._sync else []
+        plain = self._agreement.agree(
+            "checking what is to be sharded", lambda: self._checked_for_sharding(mesh, different)
+        )
+        self._cut = True
+        partition_model(self.model, self._units, mesh, plain)
+
+    def _checked_for_sharding(self, mesh: DataParallelMesh, different: list[str]) -> PlainTensorParallel | None:
+        if different:
+            raise RuntimeError(
+                f"the ranks start from different weights ({', '.join(different[:5])}; this is rank {mesh.rank} of the "
+                "data-parallel group); seed every rank alike, or pass sync_module_states=True"
+            )
+        refuse_what_cannot_be_cut(self.model, self._units, mesh)
+        return plain_tensor_parallel(self.model, self._mesh_context)
+
+    def _finish_step(self, kind: str, flat: FlatInputs, joint: JointGraph | None) -> CompiledStep:
+        assert joint is not None
         graph_module = self.pipeline.run(joint.graph_module, model=self.model, joint_graph=joint, mesh=self._mesh)
         joint.params = dict(self._watch.by_name)
         schedule = collective_schedule(graph_module)

@@ -31,10 +31,24 @@ def optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer) -> 
     return {"state": state, "param_groups": groups}
 
 
-def load_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
-    """Raises ValueError where names, groups or shapes differ; nothing has been changed then."""
-    slots = {slot.fqn: slot for slot in scan_state(model) if slot.is_param}
-    complete_state(optimizer)
+def check_state(model: nn.Module, optimizer: torch.optim.Optimizer, given: Any) -> None:
+    """Whether a trainer's state fits, without communication.
+
+    Raises:
+        ValueError: names, shapes or parameter groups differ; they are listed.
+    """
+    if not isinstance(given, dict) or set(given) != {"model", "optimizer"}:
+        raise ValueError("a trainer's state is {'model': ..., 'optimizer': ...}, as state_dict() gives it")
+    slots = scan_state(model)
+    _check_model_state(model, slots, given["model"])
+    _check_optimizer_state({slot.fqn: slot for slot in slots if slot.is_param}, optimizer, given["optimizer"])
+
+
+def _check_optimizer_state(slots: dict[str, StateSlot], optimizer: torch.optim.Optimizer, given: Any) -> None:
+    if not isinstance(given, dict) or set(given) != {"state", "param_groups"}:
+        raise ValueError(
+            "the loaded optimizer state is not {'state': ..., 'param_groups': ...}, as state_dict() has it"
+        )
     names = {id(slot.tensor): slot.fqn for slot in slots.values()}
     mine = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
     theirs = [list(group["params"]) for group in given["param_groups"]]
@@ -44,6 +58,24 @@ def load_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer
             f"one {len(mine)} over {sum(map(len, mine))}, or their names differ: {_difference(mine, theirs)}; load a "
             "state that the same model and optimizer saved"
         )
+    for fqn, values in given["state"].items():
+        if fqn not in slots:
+            raise ValueError(f"the loaded optimizer has state for {fqn!r}, which is no parameter of the model")
+        info = shard_info(slots[fqn].tensor)
+        for key, value in values.items():
+            if info is None or not isinstance(value, torch.Tensor) or not value.dim():
+                continue
+            if tuple(value.shape) != tuple(info.global_shape):
+                raise ValueError(
+                    f"{fqn}.{key} in the loaded optimizer has shape {tuple(value.shape)}, the parameter has "
+                    f"{tuple(info.global_shape)}; load a state of the same model"
+                )
+
+
+def load_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
+    """For a state that `check_state` has passed; a state of another placement is gathered, so ranks load together."""
+    slots = {slot.fqn: slot for slot in scan_state(model) if slot.is_param}
+    complete_state(optimizer)
     loaded: dict[str, dict[str, Any]] = {}
     for fqn, values in given["state"].items():
         parameter = slots[fqn].tensor
@@ -60,9 +92,11 @@ def load_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer
         group.update({key: value for key, value in entry.items() if key != "params"})
 
 
-def check_model_state(slots: list[StateSlot], given: dict[str, Any], buffers: set[str]) -> None:
-    """Raises ValueError for missing and unexpected names."""
-    wanted = {name for slot in slots if slot.is_param for name in (slot.fqn, *slot.aliases)} | buffers
+def _check_model_state(model: nn.Module, slots: list[StateSlot], given: Any) -> None:
+    params = {name: slot for slot in slots if slot.is_param for name in (slot.fqn, *slot.aliases)}
+    wanted = set(params) | set(model.state_dict())
+    if not isinstance(given, dict):
+        raise ValueError(f"the loaded model state is a {type(given).__name__}, not a dict of names to tensors")
     missing, unexpected = sorted(wanted - set(given)), sorted(set(given) - wanted)
     if missing or unexpected:
         raise ValueError(
@@ -71,14 +105,17 @@ def check_model_state(slots: list[StateSlot], given: dict[str, Any], buffers: se
         )
     shapes = {name: slot for slot in slots for name in (slot.fqn, *slot.aliases)}
     for name, value in given.items():
-        slot = shapes[name]
-        info = shard_info(slot.tensor)
-        shape = slot.tensor.shape if info is None else info.global_shape
-        if tuple(value.shape) != tuple(shape):
+        shape = _global_shape(shapes[name]) if name in shapes else None
+        if shape is not None and tuple(value.shape) != tuple(shape):
             raise ValueError(
                 f"{name!r} in the loaded state has shape {tuple(value.shape)}, the model's has {tuple(shape)}; load a "
                 "state of the same model"
             )
+
+
+def _global_shape(slot: StateSlot) -> torch.Size:
+    info = shard_info(slot.tensor)
+    return slot.tensor.shape if info is None else info.global_shape
 
 
 def complete_state(optimizer: torch.optim.Optimizer) -> None:

@@ -6,21 +6,20 @@ In: a partitioned model with meta tensors. Out: real local shards, drawn by each
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from hp_compile import _torch_compat as compat
+from hp_compile.mesh import DataParallelMesh
 from hp_compile.tracer.state import StateSlot, scan_state, set_shard_info, shard_info
 from hp_compile.training.shard_guard import own_part
 
 
 @torch.no_grad()
-def materialize(model: nn.Module, device: torch.device, mesh: Any) -> None:
-    """Only one module is whole at a time. The draw depends on the first rank's seed and the module's name alone."""
-    seed = _common_seed(mesh, device)
+def materialize(model: nn.Module, device: torch.device, seed: int) -> None:
+    """Only one module is whole at a time. The draw depends on the seed (common to all ranks) and its name alone."""
     slots = {id(slot.tensor): slot for slot in scan_state(model)}
     for name, module in model.named_modules():
         own = [tensor for part in compat.tensor_slots(module) for tensor in part.values()]
@@ -66,7 +65,8 @@ def _rng(device: torch.device) -> str:
     return "cuda" if device.type == "cpu" else device.type
 
 
-def _common_seed(mesh: Any, device: torch.device) -> int:
+def common_seed(mesh: DataParallelMesh | None, device: torch.device) -> int:
+    """The first rank's seed."""
     seed = torch.tensor(torch.initial_seed() & (2**62 - 1), dtype=torch.int64, device=device)
     if mesh is not None:
         for axis in mesh.axes:

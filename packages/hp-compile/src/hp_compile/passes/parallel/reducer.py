@@ -53,7 +53,8 @@ class LocalGradients:
         schedule: list[tuple[object, ...]] = [
             ("reduce", bucket.params, str(bucket.reduce_dtype), bucket.unit) for bucket in buckets
         ]
-        if not agreement.compare(HIT, schedule_hash(schedule)).same_schedule:
+        _, verdict = agreement.compare("reducing gradients", lambda: schedule, lambda made: (HIT, schedule_hash(made)))
+        if not verdict.same_schedule:
             agreement.schedules_differ(schedule)
         for bucket in reversed(buckets):
             self._reduce(bucket)

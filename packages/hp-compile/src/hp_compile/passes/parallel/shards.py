@@ -5,15 +5,17 @@ In: a model, its units and the mesh. Out: every parameter a plain local shard (o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from hp_compile import _torch_compat as compat
-from hp_compile.mesh import DataParallelMesh
+from hp_compile.mesh import DataParallelMesh, MeshAxis, axes_of
 from hp_compile.passes.parallel.units import Unit
 from hp_compile.tracer.checks import refuse_shared_storage
 from hp_compile.tracer.state import (
@@ -52,29 +54,45 @@ def rows_of(rows: int, size: int, rank: int) -> tuple[int, int]:
 def partition_model(
     model: nn.Module, units: list[Unit], mesh: DataParallelMesh, plain: PlainTensorParallel | None = None
 ) -> None:
-    """Shard each planned parameter on dim 0; replicas and scalars only get their description. Idempotent."""
+    """Shard each planned parameter on dim 0; replicas and scalars only get their description. Idempotent.
+
+    Raises:
+        ValueError: a parameter cannot be cut; none has been cut then.
+    """
+    fresh = _to_partition(model, units, mesh)
+    refuse_what_cannot_be_cut(model, units, mesh)
+    for slot, unit, sharded in fresh:
+        _partition(slot, unit, mesh, sharded, plain)
+
+
+def _to_partition(model: nn.Module, units: list[Unit], mesh: DataParallelMesh) -> list[tuple[StateSlot, Unit, bool]]:
+    """Parameters without a description yet, their unit, and whether they are sharded."""
     slots = {slot.fqn: slot for slot in scan_state(model) if slot.is_param}
-    fresh = [slot for slot in slots.values() if shard_info(slot.tensor) is None]
-    if not fresh:
-        return
+    return [
+        (slots[fqn], unit, unit.planned and mesh.shard is not None and slots[fqn].tensor.dim() > 0)
+        for unit in units
+        for fqn in unit.params
+        if shard_info(slots[fqn].tensor) is None
+    ]
+
+
+def refuse_what_cannot_be_cut(model: nn.Module, units: list[Unit], mesh: DataParallelMesh) -> None:
+    """Raises ValueError for two parameters in one storage, and for one whose rows do not lie one after the other."""
+    fresh = _to_partition(model, units, mesh)
     if mesh.shard is not None:
-        refuse_shared_storage(fresh)
-    for unit in units:
-        for fqn in unit.params:
-            slot = slots[fqn]
-            if shard_info(slot.tensor) is None:
-                sharded = unit.planned and mesh.shard is not None and slot.tensor.dim() > 0
-                _partition(slot, unit, mesh, sharded, plain)
+        refuse_shared_storage([slot for slot, _, _ in fresh])
+    for slot, _, sharded in fresh:
+        local = local_tensor(slot.tensor)
+        if sharded and not local.is_contiguous():
+            raise ValueError(
+                f"parameter {slot.fqn!r} of shape {tuple(local.shape)} has strides {tuple(local.stride())} and cannot "
+                "be sharded on dim 0; store it contiguously (parameter.data = parameter.data.contiguous())"
+            )
 
 
 def _partition(slot: StateSlot, unit: Unit, mesh: DataParallelMesh, sharded: bool, plain: Any) -> None:
     live = slot.tensor
     local = local_tensor(live)
-    if sharded and not local.is_contiguous():
-        raise ValueError(
-            f"parameter {slot.fqn!r} of shape {tuple(local.shape)} has strides {tuple(local.stride())} and cannot be "
-            "sharded on dim 0; store it contiguously (parameter.data = parameter.data.contiguous())"
-        )
     info = _describe(slot, unit, mesh, sharded, local, plain)
     if sharded:
         assert mesh.shard is not None
@@ -149,6 +167,26 @@ def is_replica(info: ShardInfo) -> bool:
     return all(isinstance(placement, Replicate) for placement in info.placements)
 
 
+def _tp_mesh_of(context: Any) -> DeviceMesh | None:
+    for name in ("device_mesh", "fsdp_non_moe_mesh"):
+        candidate = getattr(context, name, None)
+        if candidate is not None and "tp" in (candidate.mesh_dim_names or ()):
+            return candidate["tp"] if candidate.ndim > 1 else candidate
+    return None
+
+
+def tensor_parallel_axes(model: nn.Module, context: Any, known: Iterable[MeshAxis] = ()) -> list[MeshAxis]:
+    """Axes besides the data-parallel ones whose ranks run the same steps: the context's `tp`, and those of DTensors."""
+    meshes = [_tp_mesh_of(context)]
+    meshes += [parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor)]
+    found: dict[str, MeshAxis] = {}
+    for mesh in dict.fromkeys(mesh for mesh in meshes if mesh is not None):
+        found.update({axis.group_name: axis for axis in axes_of(mesh) if axis.size > 1})
+    for axis in known:
+        found.pop(axis.group_name, None)
+    return list(found.values())
+
+
 def plain_tensor_parallel(model: nn.Module, context: Any) -> PlainTensorParallel | None:
     """What the mesh context says of a `tp` axis; None without one, or if DTensors describe it themselves.
 
@@ -156,12 +194,7 @@ def plain_tensor_parallel(model: nn.Module, context: Any) -> PlainTensorParallel
         ValueError: placements are declared without a mesh that has the dim `tp`.
     """
     declared = getattr(context, "tp_placements", None)
-    mesh = None
-    for name in ("device_mesh", "fsdp_non_moe_mesh"):
-        candidate = getattr(context, name, None)
-        if candidate is not None and "tp" in (candidate.mesh_dim_names or ()):
-            mesh = candidate["tp"] if candidate.ndim > 1 else candidate
-            break
+    mesh = _tp_mesh_of(context)
     if declared and mesh is None:
         raise ValueError("mesh_context.tp_placements is given, but neither of its meshes has the dim 'tp'")
     if mesh is None or mesh.size() == 1:
