@@ -46,11 +46,13 @@ def make_batches(count: int) -> list[Batch]:
     return batches
 
 
-def make_step(model: torch.nn.Module, micro_batches: int, max_norm: float = 0.05) -> TrainingStep:
+def make_step(
+    model: torch.nn.Module, micro_batches: int, max_norm: float = 0.05, in_backward: bool = False
+) -> TrainingStep:
     environment = start_environment(ParallelismConfig(), CommConfig(), DebugConfig())
     if environment.world_size > 1:
         apply_fsdp(model, mesh=environment.parallel_dims.get_mesh("fsdp"), units=[model.hidden])
-    optimizer = OptimizersContainer.Config(lr=0.1, weight_decay=0.0).build(model_parts=[model])
+    optimizer = OptimizersContainer.Config(lr=0.1, weight_decay=0.0, in_backward=in_backward).build(model_parts=[model])
     schedule = LRSchedulersContainer.Config(warmup_steps=2, decay_type="constant")
     return TrainingStep(
         environment=environment,
@@ -108,6 +110,29 @@ def test_steps_are_bitwise_those_of_a_plain_torch_loop(micro_batches: int, one_p
     assert [(result.loss, result.grad_norm) for result in results] == expected
     for ours, theirs in zip(model.parameters(), parameters, strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_steps_in_backward_are_bitwise_those_of_a_plain_torch_loop_without_clipping(
+    micro_batches: int, one_process: None
+) -> None:
+    model = Toy()
+    step = make_step(model, micro_batches, math.inf, in_backward=True)
+    batches = iter(make_batches(STEPS * micro_batches))
+    results = [run_step(step, batches) for _ in range(STEPS)]
+    expected, parameters = by_hand(micro_batches, math.inf)
+    assert [(result.loss, result.grad_norm) for result in results] == [(loss, None) for loss, _ in expected]
+    for ours, theirs in zip(model.parameters(), parameters, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_steps_in_backward_end_the_run_at_a_loss_that_is_not_finite(one_process: None) -> None:
+    model = Toy()
+    step = make_step(model, 1, math.inf, in_backward=True)
+    with torch.no_grad():
+        model.out.bias[0] = math.nan
+    with pytest.raises(FloatingPointError, match=r"the loss is nan, and with optimizer\.in_backward"):
+        run_step(step, iter(make_batches(1)))
 
 
 def test_a_step_without_finite_gradients_changes_no_weight(one_process: None) -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from hp_components.lr_scheduler import LRSchedulersContainer
     from hp_components.metrics import MetricsProcessor
     from hp_components.optimizer import OptimizersContainer
+    from hp_components.optimizer_groups import ParamGroupConfig
+    from hp_components.optimizer_in_backward import OptimizersInBackwardContainer
     from hp_components.tokenizer import BaseTokenizer, CorpusTokenizer, HuggingFaceTokenizer
 
 __all__ = [
@@ -33,6 +35,8 @@ __all__ = [
     "LRSchedulersContainer",
     "MetricsProcessor",
     "OptimizersContainer",
+    "OptimizersInBackwardContainer",
+    "ParamGroupConfig",
     "RunLock",
     "TextDataLoader",
 ]
@@ -51,6 +55,8 @@ _HOME = {
     "LRSchedulersContainer": "lr_scheduler",
     "MetricsProcessor": "metrics",
     "OptimizersContainer": "optimizer",
+    "OptimizersInBackwardContainer": "optimizer_in_backward",
+    "ParamGroupConfig": "optimizer_groups",
     "RunLock": "checkpoint",
     "TextDataLoader": "data",
 }

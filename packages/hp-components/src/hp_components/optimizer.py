@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import nn
@@ -96,7 +96,7 @@ class OptimizersContainer(Configurable):
         if cls is OptimizersContainer and config.in_backward:
             from hp_components.optimizer_in_backward import OptimizersInBackwardContainer
 
-            cls = OptimizersInBackwardContainer
+            cls = cast(type[Self], OptimizersInBackwardContainer)
         return super().__new__(cls)
 
     def __init__(self, config: Config, *, model_parts: Sequence[nn.Module]) -> None:

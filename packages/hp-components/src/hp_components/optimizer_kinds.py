@@ -82,7 +82,8 @@ class Kind:
         if name in self.others:
             default = self.defaults[name]
             return Fault(where, f"{self.name} takes another kind of {name}", hint=f"give it in kwargs, like {default}")
-        return Fault(where, f"{self.name} takes no {name}", hint=f"in kwargs it takes {', '.join(self.others)}")
+        hint = f"leave it at its default, which does not reach {self.name}; in kwargs it takes {', '.join(self.others)}"
+        return Fault(where, f"{self.name} takes no {name}", hint=hint)
 
     def kwargs_faults(self, kwargs: Mapping[str, Any], where: str) -> list[Fault]:
         """Keyword arguments that this optimizer does not take, or not as this value."""

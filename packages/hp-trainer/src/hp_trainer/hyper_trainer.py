@@ -36,9 +36,10 @@ from hp_config import (
     dump_yaml,
 )
 from hp_protocols import Configurable, ModelSpec
-from hp_protocols.errors import ConfigError
+from hp_protocols.errors import ConfigError, Fault
 from hp_trainer import environment as env
 from hp_trainer._torch_compat import set_collective_timeout
+from hp_trainer.cross_checks import cross_faults
 from hp_trainer.model_building import build_model, check_vocabulary
 from hp_trainer.run_folder import RunFolder, default_run_folder
 from hp_trainer.signals import StopRequest
@@ -88,6 +89,10 @@ class HyperTrainer(Configurable):
         validation: Validator.Config = field(default_factory=Validator.Config)
         debug: DebugConfig = field(default_factory=DebugConfig)
 
+        def faults(self, path: str) -> list[Fault]:
+            """Sections that cannot be had together; each section speaks for itself."""
+            return cross_faults(self)
+
     def __init__(self, config: Config) -> None:
         self.config = config
         try:
@@ -122,7 +127,7 @@ class HyperTrainer(Configurable):
         self.environment = env.start_environment(self.config.parallelism, self.config.comm, self.config.debug)
 
     def check_layout(self) -> None:
-        if faults := check_layout(self.config, self.environment.world_size):
+        if faults := [*check_layout(self.config, self.environment.world_size), *cross_faults(self.config)]:
             raise ConfigError(faults)
 
     def choose_run_folder(self) -> None:

@@ -22,10 +22,11 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step did, over all ranks. `loss` is per valid token; `tokens` counts the tokens of the batch."""
+    """What one step did, over all ranks. `loss` is per valid token; `tokens` counts the tokens of the batch.
+    `grad_norm` is None where gradients are used up within backward."""
 
     loss: float
-    grad_norm: float
+    grad_norm: float | None
     lr: float
     tokens: int
     data_wait_seconds: float
@@ -98,23 +99,40 @@ class TrainingStep:
         return Agreement(valid // environment.ranks_per_batch, stops > 0)
 
     def run(self, fetched: Fetched, valid_tokens: int) -> StepResult:
-        """Forward, backward, clip and update. `valid_tokens` is the count over all ranks and micro-batches."""
+        """Forward, backward, clip and update. `valid_tokens` is the count over all ranks and micro-batches.
+
+        Raises:
+            FloatingPointError: the loss is not finite, and optimizer steps in backward have taken it in already.
+        """
         environment = self.environment
         lr = self.lr_scheduler.get_last_lr()[0]
         loss_sum = torch.zeros((), device=environment.device)
-        for batch in fetched.micro_batches:
+        last = len(fetched.micro_batches) - 1
+        for index, batch in enumerate(fetched.micro_batches):
+            self.optimizer.begin_backward(last=index == last)
             loss_sum += self._backward(batch, max(valid_tokens, 1))
-        grad_norm = clip_grad_norm_(self.model.parameters(), self.max_norm)
+        grad_norm = self._clip()
         loss = environment.sum_over_data(loss_sum).item()
-        norm = grad_norm.item()
+        norm = None if grad_norm is None else grad_norm.item()
         # Both numbers are the same on every rank, so all ranks decide alike without asking each other.
-        updated = math.isfinite(loss) and math.isfinite(norm)
+        updated = math.isfinite(loss) and (norm is None or math.isfinite(norm))
+        if not updated and norm is None:
+            raise FloatingPointError(
+                f"the loss is {loss}, and with optimizer.in_backward the weights are updated already; the run ends "
+                "here: go on from its last checkpoint, with a lower rate or without in_backward"
+            )
         if updated:
             self.optimizer.step()
         self.lr_scheduler.step()
         self.optimizer.zero_grad()
         tokens = sum(batch["input"].numel() for batch in fetched.micro_batches) * environment.dp_degree
         return StepResult(loss, norm, lr, tokens, fetched.wait_seconds, updated)
+
+    def _clip(self) -> torch.Tensor | None:
+        """Clip by the global norm, which is returned; None where the optimizer has used the gradients up."""
+        if self.optimizer.steps_in_backward:
+            return None
+        return clip_grad_norm_(self.model.parameters(), self.max_norm)
 
     def _backward(self, batch: Batch, valid_tokens: int) -> torch.Tensor:
         """Gradients of one micro-batch, added to those of the earlier ones; its share of the loss, detached."""
