@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -84,6 +85,7 @@ def save_with_a_limit(rank, world_size, folder, bad_rank):
     with pytest.raises(CheckpointError) as caught:
         saver.save(2, force=True)
     left = entries(folder)
+    dist.barrier()  # rank 0 begins the next save by making a folder
     resource.setrlimit(resource.RLIMIT_FSIZE, free)
     seen.append(saver.save(3))
     return seen, str(caught.value), left

@@ -65,6 +65,7 @@ class Run:
             self.counter.values["tokens"] += 6
             seen.append((loss.item(), self.schedule.get_last_lr()[0], random.random(), np.random.rand()))
             self.manager.save(step)
+        self.manager.close()  # older checkpoints are deleted
         return seen
 
 
@@ -408,6 +409,7 @@ def test_failing_to_delete_an_old_one_does_not_fail_the_save(tmp_path, caplog, m
 
     monkeypatch.setattr(shutil, "rmtree", refuse)
     assert run.manager.save(4) is True
+    run.manager.close()
     assert "older ones could not be deleted" in caplog.text
     monkeypatch.undo()
     assert Run(tmp_path).manager.load() == 4
@@ -419,12 +421,12 @@ def test_failing_to_delete_an_old_one_does_not_fail_the_save(tmp_path, caplog, m
 def test_every_fault_of_a_config_is_told_at_once(tmp_path):
     with pytest.raises(ConfigError) as caught:
         CheckpointManager.Config(
-            interval=0, keep_latest_k=-1, load_step=-2, folder="../elsewhere", async_mode="async"
+            interval=0, keep_latest_k=-1, load_step=-2, folder="../elsewhere", async_mode="asinc"
         ).build(run_folder=tmp_path, model_parts=[nn.Linear(1, 1)])
     assert {fault.where.removeprefix("checkpoint.") for fault in caught.value.faults} == {
         "interval", "keep_latest_k", "load_step", "folder", "async_mode",
     }  # fmt: skip
-    assert "'async' is not available yet; allowed: disabled" in str(caught.value)
+    assert "'asinc' is unknown; allowed: disabled, async, async_with_pinned_mem" in str(caught.value)
 
 
 def test_the_marker_says_how_it_was_saved(tmp_path):

@@ -43,6 +43,21 @@ class BaseStateDictAdapter(ABC):
     def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
         """The state dict with this model's names and shapes."""
 
+    def hf_config(self) -> dict[str, Any]:
+        """What `config.json` beside exported weights says, so that transformers builds this model.
+
+        By default that of `hf_assets_path`; an adapter that can write one from `model_config` overrides this.
+
+        Raises:
+            NotImplementedError: neither is there.
+        """
+        if self.hf_assets_path is None:
+            raise NotImplementedError(
+                f"{type(self).__name__} has no hf_config() and no hf_assets_path with a config.json to take it from"
+            )
+        config: dict[str, Any] = json.loads((Path(self.hf_assets_path) / "config.json").read_text(encoding="utf-8"))
+        return config
+
 
 def _read_index(folder: Path) -> dict[str, int] | None:
     if not folder.is_dir():

@@ -7,7 +7,7 @@ that fails alone leaves the others waiting in the next collective.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -20,12 +20,14 @@ __all__ = ["on_all_ranks", "on_rank_zero"]
 T = TypeVar("T")
 
 
-def on_all_ranks(what: str, work: Callable[[], T]) -> T:
+def on_all_ranks(what: str, work: Callable[[], T], group: Any = None) -> T:
     """Run `work` on every rank.
 
     Args:
         what: the work as it reads after "cannot", for the error.
         work: may raise anything; it must not leave this rank alone in a collective.
+        group: the process group to agree over, of all ranks; None is the default one. A thread beside the main one
+            needs a group of its own.
 
     Raises:
         ConfigError: some rank found the user's mistake; all faults of all ranks, each once.
@@ -39,7 +41,7 @@ def on_all_ranks(what: str, work: Callable[[], T]) -> T:
     except (Exception, CheckpointException) as caught:
         error = caught
     faults = tuple(error.faults) if isinstance(error, ConfigError) else ()
-    reports = get_platform().all_gather_object((_reason(error), faults))
+    reports = get_platform().all_gather_object((_reason(error), faults), group)
     if all_faults := dict.fromkeys(fault for _, faults in reports for fault in faults):
         raise ConfigError(all_faults) from error
     reasons: dict[str, list[int]] = {}
@@ -52,11 +54,11 @@ def on_all_ranks(what: str, work: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]
 
 
-def on_rank_zero(what: str, work: Callable[[], T]) -> T:
+def on_rank_zero(what: str, work: Callable[[], T], group: Any = None) -> T:
     """Run `work` on rank 0 and give its result to every rank; errors as in `on_all_ranks`."""
     platform = get_platform()
-    result = on_all_ranks(what, work if platform.rank() == 0 else lambda: None)
-    return platform.broadcast_object(result)
+    result = on_all_ranks(what, work if platform.rank() == 0 else lambda: None, group)
+    return platform.broadcast_object(result, group=group)
 
 
 def _reason(error: BaseException | None) -> str | None:

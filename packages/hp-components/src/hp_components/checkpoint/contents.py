@@ -1,7 +1,7 @@
 """What a checkpoint holds, as torch.distributed.checkpoint sees it, and whether it fits what is to be loaded.
 
-In: model parts, optimizers, other states. Out: a state dict of `model.*` and `optimizer.*` (tensors, resharded
-on load), `states.*` and `rng.*` (opaque), and a list of everything that does not fit.
+In: model parts, optimizers, other states. Out: `model.*` and `optimizer.*` (tensors, resharded on load),
+`hyperparameters.*`, `states.*` and `rng.*` (opaque), and a list of everything that does not fit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from hp_components._rank_zero import log
 from hp_protocols.errors import Fault
 
-__all__ = ["ModelParts", "compare", "pack", "unpack"]
+__all__ = ["ModelParts", "compare", "listed", "pack", "split_optimizer_state", "tell_new_hyperparameters", "unpack"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,24 @@ class ModelParts:
         for part in self.parts:
             own = get_model_state_dict(part).keys()
             set_model_state_dict(part, {name: state_dict[name] for name in own})
+
+
+def split_optimizer_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(tensors, everything else). A group's hyperparameters are listed for each of its parameters: as pieces of their
+    own they would be most of a checkpoint's entries, and most of the time of a save."""
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    return tensors, {name: value for name, value in state.items() if name not in tensors}
+
+
+def tell_new_hyperparameters(own: Set[str], saved: Set[str], where: str) -> None:
+    """Say which hyperparameters only one side has: a release of torch may add some and drop others."""
+    for names, what in (
+        (own - saved, "not in the checkpoint, this run's are used"),
+        (saved - own, "in the checkpoint, not used"),
+    ):
+        if names:
+            kinds = sorted({name.rsplit(".", 1)[-1] for name in names})
+            log(logger, logging.WARNING, "%s: hyperparameters %s: %s", where, what, ", ".join(kinds))
 
 
 def pack(name: str, state: Any) -> bytes:
@@ -94,18 +112,15 @@ def compare(
     saved = metadata.state_dict_metadata
     missing = [name for name in wanted if name not in saved and name.startswith(prefixes)]
     extra = [name for name in saved if name not in everywhere and name.startswith(prefixes)]
-    # Hyperparameters follow this run's config anyway; a release of torch may add some and drop others.
-    missing, new = _apart(missing)
-    extra, gone = _apart(extra)
-    for names, what in ((new, "not in the checkpoint, this run's are used"), (gone, "in the checkpoint, not used")):
-        if names:
-            kinds = sorted({name.rsplit(".", 1)[-1] for name in names})
-            log(logger, logging.WARNING, "%s: hyperparameters %s: %s", where, what, ", ".join(kinds))
+    # Hyperparameters as entries of their own: another program's checkpoint. This run's config decides anyway.
+    foreign = {name for name in extra if name.startswith("optimizer.param_groups.")}
+    extra = [name for name in extra if name not in foreign]
+    tell_new_hyperparameters(set(), foreign, where)
     misshapen, converted = _misfits(wanted, saved)
     if converted:
-        log(logger, logging.WARNING, "%s: %d tensors change type: %s", where, len(converted), _listed(converted))
+        log(logger, logging.WARNING, "%s: %d tensors change type: %s", where, len(converted), listed(converted))
     problems = [
-        f"{len(names)} {problem}: {_listed(names)}"
+        f"{len(names)} {problem}: {listed(names)}"
         for names, problem in (
             (missing, "names of this run are missing in the checkpoint"),
             (extra, "names in the checkpoint are unknown to this run"),
@@ -115,12 +130,6 @@ def compare(
     ]
     hints = [None] * (len(problems) - 1) + [_HINT]
     return [Fault(where, problem, hint=hint) for problem, hint in zip(problems, hints, strict=False)]
-
-
-def _apart(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(everything else, hyperparameters of the optimizer)."""
-    hyper = [name for name in names if name.startswith("optimizer.param_groups.")]
-    return [name for name in names if name not in set(hyper)], hyper
 
 
 def _misfits(wanted: Mapping[str, Any], saved: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -142,6 +151,6 @@ _HINT = (
 )
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_SHOWN])
     return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

@@ -24,8 +24,13 @@ MARKER = "hp_checkpoint.json"
 METADATA = ".metadata"
 
 _STEP = re.compile(r"step-(0|[1-9]\d*)")
-_LEFTOVER = re.compile(r"\.step-(0|[1-9]\d*)\.(partial|replaced|deleting)-[0-9a-f]{8}")
+_LEFTOVER = re.compile(r"\.(step-(?:0|[1-9]\d*)(?:-hf)?)\.(partial|replaced|deleting)-[0-9a-f]{8}")
 _OWN_FILE = re.compile(rf"__\d+_\d+\.distcp|{re.escape(METADATA)}(\.tmp)?|{re.escape(MARKER)}")
+_OWN_HF_FILE = re.compile(
+    rf"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|(generation_)?config\.json|{re.escape(MARKER)}"
+    r"|tokenizer(_config)?\.json|tokenizer\.model|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)"
+    r"|merges\.txt|chat_template\.(jinja|json)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +42,14 @@ class CheckpointInfo:
         path: its folder.
         world_size: the number of processes that saved it; None if another program wrote it.
         files: the size of each data file when it was saved; empty if another program wrote it.
+        model_only: whether it holds only the weights, so that a run cannot go on from it.
     """
 
     step: int
     path: Path
     world_size: int | None
     files: dict[str, int]
+    model_only: bool = False
 
     @property
     def own(self) -> bool:
@@ -71,28 +78,35 @@ def read_info(path: Path) -> CheckpointInfo | None:
     match = _STEP.fullmatch(path.name)
     if not match or not (path / METADATA).is_file():
         return None
-    step, marker = int(match[1]), _marker(path)
-    own = marker.get("step") == step
-    return CheckpointInfo(
-        step=step,
-        path=path,
-        world_size=marker["world_size"] if own else None,
-        files=marker["files"] if own else {},
-    )
+    info = info_of(path)
+    # A marker of another step: a copy that somebody made, not what we wrote there.
+    return info if info.step == int(match[1]) else CheckpointInfo(int(match[1]), path, None, {})
 
 
-def partial_folder(folder: Path, step: int, token: str) -> Path:
-    """Where the checkpoint of `step` grows; hidden, and never mistaken for a checkpoint."""
-    return folder / f".step-{step}.partial-{token}"
+def info_of(path: Path) -> CheckpointInfo:
+    """The checkpoint in a folder of any name, which has its `.metadata`; step 0 if another program wrote it."""
+    marker = _marker(path)
+    if "world_size" not in marker:
+        return CheckpointInfo(0, path, None, {})
+    return CheckpointInfo(marker["step"], path, marker["world_size"], marker["files"], marker.get("model_only", False))
 
 
-def publish(partial: Path, step: int, token: str, world_size: int) -> Path:
-    """Turn a fully written partial folder into `step-N`, in one rename, on disk when this returns."""
+def partial_folder(folder: Path, name: str, token: str) -> Path:
+    """Where `name` grows; hidden, and never mistaken for a checkpoint."""
+    return folder / f".{name}.partial-{token}"
+
+
+def publish(partial: Path, name: str, token: str, about: dict[str, Any]) -> Path:
+    """Turn a fully written partial folder into `name`, in one rename, on disk when this returns.
+
+    Args:
+        about: what `hp_checkpoint.json` says besides the names and sizes of the files.
+    """
     files = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
-    _write_durably(partial / MARKER, {"format": 1, "step": step, "world_size": world_size, "files": files})
+    _write_durably(partial / MARKER, {"format": 1, **about, "files": files})
     sync_folder(partial)
-    target = partial.parent / f"step-{step}"
-    replaced = partial.parent / f".step-{step}.replaced-{token}"
+    target = partial.parent / name
+    replaced = partial.parent / f".{name}.replaced-{token}"
     if target.exists():
         target.rename(replaced)
     try:
@@ -103,7 +117,7 @@ def publish(partial: Path, step: int, token: str, world_size: int) -> Path:
         raise
     sync_folder(partial.parent)
     if replaced.exists():
-        logger.info("checkpoint step-%d replaces the one an earlier run had saved there", step)
+        logger.info("checkpoint %s replaces the one an earlier run had saved there", name)
         _delete_own(replaced)
     return target
 
@@ -122,7 +136,7 @@ def tidy(folder: Path) -> None:
         match = _LEFTOVER.fullmatch(path.name)
         if not match or path.is_symlink() or not path.is_dir():
             continue
-        target = folder / f"step-{match[1]}"
+        target = folder / match[1]
         if match[2] == "replaced" and not target.exists():
             path.rename(target)
             sync_folder(folder)
@@ -136,10 +150,15 @@ def tidy(folder: Path) -> None:
             logger.warning("%s: removed, left over from %s", path, what)
 
 
-def prune(folder: Path, keep: int, newest: int, token: str) -> None:
-    """Keep the `keep` latest own checkpoints, `newest` (just saved) among them; 0 keeps all."""
+def retire(folder: Path, keep: int, newest: int, token: str) -> list[Path]:
+    """Take all but the `keep` latest own checkpoints out of the way, `newest` (just saved) kept; 0 keeps all.
+
+    Returns:
+        The hidden folders that are to be deleted with `delete`; a start after a crash deletes them too.
+    """
     if keep == 0:
-        return
+        return []
+    doomed = []
     others = [info for info in list_checkpoints(folder) if info.own and info.step != newest]
     for info in others[: max(0, len(others) - (keep - 1))]:
         if foreign := _foreign_entries(info.path):
@@ -151,13 +170,25 @@ def prune(folder: Path, keep: int, newest: int, token: str) -> None:
             )
             continue
         # Renamed first: a deletion that is killed half-way must not leave something that looks whole.
-        doomed = folder / f".step-{info.step}.deleting-{token}"
-        info.path.rename(doomed)
-        _delete_own(doomed)
+        hidden = folder / f".step-{info.step}.deleting-{token}"
+        info.path.rename(hidden)
+        doomed.append(hidden)
+    return doomed
+
+
+def delete(retired: list[Path]) -> None:
+    """Delete what `retire` has taken out of the way."""
+    for path in retired:
+        _delete_own(path)
 
 
 def sync_folder(path: Path) -> None:
     """Make the folder's entries durable."""
+    sync_file(path)
+
+
+def sync_file(path: Path) -> None:
+    """Make a file's content durable."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -188,7 +219,8 @@ def _write_durably(path: Path, content: dict[str, Any]) -> None:
 
 
 def _foreign_entries(path: Path) -> list[str]:
-    return sorted(entry.name for entry in path.iterdir() if not _OWN_FILE.fullmatch(entry.name) or entry.is_dir())
+    own = _OWN_HF_FILE if "-hf" in path.name else _OWN_FILE
+    return sorted(entry.name for entry in path.iterdir() if not own.fullmatch(entry.name) or entry.is_dir())
 
 
 def _delete_own(path: Path) -> bool:
