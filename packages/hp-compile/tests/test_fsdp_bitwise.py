@@ -30,6 +30,8 @@ def test_fsdp_ddp_mixed_precision_sum_accumulation_and_clipping_equal_their_coun
         ("norm_dropout", {}),
         ("decoder", {"dp_mode": "ddp"}),
         ("norm_dropout", {"dp_mode": "ddp"}),
+        ("uneven", {"dp_mode": "ddp"}),
+        ("sometimes_unused", {"dp_mode": "ddp"}),
         ("decoder", MIXED),
         ("tied", {"param_dtype": "bfloat16"}),
         ("decoder", {"grad_reduce": "sum"}),
@@ -41,4 +43,6 @@ def test_fsdp_ddp_mixed_precision_sum_accumulation_and_clipping_equal_their_coun
 
 
 def test_fsdp_and_hsdp_equal_one_and_two_dimensional_fully_shard_on_eight_ranks():
-    equal(8, ("decoder", {}), ("uneven", {}), ("decoder", HSDP), ("tied", {**HSDP, **MIXED}))
+    equal(
+        8, ("decoder", {}), ("uneven", {}), ("decoder", HSDP), ("tied", {**HSDP, **MIXED}), ("sometimes_unused", HSDP)
+    )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from hp_compile import GraphPass, GraphTrainer, PassConfig, PassPipeline, trace_model_graph
+from hp_compile import GraphPass, GraphTrainer, PassConfig, PassPipeline, insert_call, trace_model_graph
 
 
 class Marking(GraphPass):
@@ -77,6 +77,62 @@ def test_a_pass_that_breaks_the_graph_is_named():
         joint = trace_model_graph(model, lambda m, x, y: m(x).sum(), torch.ones(2, 2), None)
         with pytest.raises(RuntimeError, match=said):
             PassPipeline([item]).run(joint.graph_module, model=model, joint_graph=joint)
+
+
+class Doubling(GraphPass):
+    """Doubles every gradient, with the helper or without."""
+
+    name = "doubling"
+
+    def __init__(self, helped):
+        self.helped = helped
+
+    def run(self, graph_module, pass_config, *, joint_graph, **context):
+        output = graph_module.graph.output_node()
+        results = list(output.args[0])
+        double = torch.ops.aten.mul.Tensor
+        with graph_module.graph.inserting_before(output):
+            for at in joint_graph.gradient_positions().values():
+                if self.helped:
+                    results[at] = insert_call(graph_module.graph, double, results[at], 2)
+                else:
+                    results[at] = graph_module.graph.call_function(double, (results[at], 2))
+        output.args = (results,)
+        return graph_module
+
+
+@pytest.mark.parametrize("place", ["fsdp", "auto_overlap"])
+def test_a_new_node_without_a_value_is_refused_by_pass_and_node_and_the_helper_gives_it_one(place):
+    def run(helped):
+        torch.manual_seed(0)
+        trainer = GraphTrainer(nn.Linear(2, 2), lambda m, x, y: m(x).sum(), PassConfig(), device="cpu")
+        trainer.pipeline.insert_before(place, Doubling(helped))
+        trainer.train_step(torch.ones(3, 2), None)
+        return trainer
+
+    with pytest.raises(RuntimeError, match=r"pass 'doubling' made node 'mul.*' \(aten.mul.Tensor\).*insert_call"):
+        run(False)
+    trainer = run(True)
+    assert torch.equal(trainer.model.weight.grad, torch.full((2, 2), 6.0))
+    made = [node for node in trainer.graph_module.graph.nodes if node.target is torch.ops.aten.mul.Tensor]
+    assert [tuple(node.meta["val"].shape) for node in made] == [(2, 2), (2,)]
+    assert all(node.meta["hp_backward"] for node in made)
+
+
+def test_the_helper_names_what_does_not_fit():
+    joint = trace_model_graph(nn.Linear(2, 3), lambda m, x, y: m(x).sum(), torch.ones(4, 2), None)
+    graph = joint.graph_module.graph
+    weight = joint.state_nodes()["weight"]
+    before = len(graph.nodes)
+    with graph.inserting_before(graph.output_node()):
+        with pytest.raises(RuntimeError, match=r"aten.mm.default cannot be computed from .* \(3, 2\)"):
+            insert_call(graph, torch.ops.aten.mm.default, weight, weight)
+        assert len(graph.nodes) == before
+        zeros = insert_call(graph, torch.ops.aten.zeros.default, [5])
+        bare = graph.call_function(torch.ops.aten.neg.default, (zeros,))
+        with pytest.raises(RuntimeError, match=r"reads node 'neg.*', which has no meta\['val'\]"):
+            insert_call(graph, torch.ops.aten.neg.default, bare)
+    assert type(zeros.meta["val"]).__name__ == "FakeTensor"
 
 
 def test_every_stage_is_dumped_as_code_with_a_diff(tmp_path, monkeypatch):

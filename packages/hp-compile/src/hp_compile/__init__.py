@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hp_compile.pass_plan import FSDPModuleConfig, PassPlan, create_sharding_plan_from_yaml
     from hp_compile.passes.base import GraphPass
     from hp_compile.passes.cleanup import CanonicalizeGraphPass, DeadCodeEliminationPass
+    from hp_compile.passes.insert import insert_call
     from hp_compile.passes.overlap.schedule import AutoOverlapPass
     from hp_compile.passes.parallel.fsdp_pass import FSDPPass
     from hp_compile.passes.pipeline import PassPipeline
@@ -43,6 +44,7 @@ __all__ = [
     "PassPlan",
     "build_pass_config_from_trainer_config",
     "create_sharding_plan_from_yaml",
+    "insert_call",
     "normalize_dp_mode",
     "run_traced_graph",
     "trace_model_graph",
@@ -65,6 +67,7 @@ _HOME = {
     "FSDPPass": "passes.parallel.fsdp_pass",
     "GraphTrainer": "trainer",
     "JointGraph": "tracer.joint_graph",
+    "insert_call": "passes.insert",
     "run_traced_graph": "tracer.capture",
     "trace_model_graph": "tracer.capture",
 }

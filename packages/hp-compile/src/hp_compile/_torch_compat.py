@@ -50,6 +50,11 @@ def is_fake(value: object) -> bool:
     return isinstance(value, lookup("torch._subclasses.FakeTensor"))
 
 
+def fake_mode_of(value: object) -> Any:
+    """The mode that a fake tensor belongs to; None for anything else."""
+    return value.fake_mode if is_fake(value) else None  # type: ignore[attr-defined]
+
+
 @contextlib.contextmanager
 def capturing(fake_mode: Any) -> Iterator[None]:
     """Everything that must be on while the step is traced: fake tensors, node meta, one autograd thread."""

@@ -22,7 +22,8 @@ class GraphPass(ABC):
     """One step of the pipeline. Subclasses set `name` and implement `run`.
 
     A pass keeps the placeholders and the number and order of the outputs: the trainer finds parameters and
-    gradients by position. Communication nodes carry a tag in `node.meta["hp_comm"]`; read it, do not guess.
+    gradients by position. Every node it makes has `node.meta["val"]`, a fake tensor of its result: `insert_call` sees
+    to that. Communication nodes carry a tag in `node.meta["hp_comm"]`; read it, do not guess.
     """
 
     name: ClassVar[str] = ""

@@ -1,6 +1,6 @@
 """The order in which passes run, open to the user's own.
 
-In: `PassConfig` and `PassPlan`. Out: a list of passes, and the graph after all of them, linted after each.
+In: `PassConfig` and `PassPlan`. Out: a list of passes, and the graph after all of them, checked after each.
 With `HP_COMPILE_DUMP=folder` every stage is written as readable code, with a diff to the stage before.
 Free of torch at import.
 """
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hp_compile.pass_config import PassConfig
 from hp_compile.pass_plan import PassPlan
+from hp_compile.passes.check import PassCheck
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,13 +82,14 @@ class PassPipeline(list[NamedPass]):
     def run(
         self, graph_module: GraphModule, *, model: nn.Module, joint_graph: Any = None, mesh: Any = None
     ) -> GraphModule:
-        """Run every pass in order; the graph is linted after each and compiled after the last.
+        """Run every pass in order; the graph is checked after each and compiled after the last.
 
         Raises:
-            RuntimeError: a pass returned no graph module, or one that does not lint (the pass is named).
+            RuntimeError: a pass left something that the next one could not work with (see `PassCheck`; it is named).
         """
         dump = _Dump.from_environment()
         dump.write("captured", graph_module)
+        check = PassCheck(graph_module)
         for item in self:
             result = item.run(
                 graph_module,
@@ -97,13 +99,7 @@ class PassPipeline(list[NamedPass]):
                 pass_plan=self.pass_plan,
                 mesh=mesh,
             )
-            if not hasattr(result, "graph"):
-                raise RuntimeError(f"pass {item.name!r} returned {type(result).__name__}; it must return a GraphModule")
-            graph_module = result
-            try:
-                graph_module.graph.lint()
-            except RuntimeError as error:
-                raise RuntimeError(f"pass {item.name!r} left a graph that does not lint: {error}") from error
+            graph_module = check.after(item.name, result)
             dump.write(item.name, graph_module)
         graph_module.recompile()
         return graph_module

@@ -6,13 +6,15 @@ model partitioned in place. Order of events per unit: gather, forward; gather ag
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch.fx import GraphModule, Node
 
+from hp_compile import _torch_compat as compat
 from hp_compile.mesh import DataParallelMesh, MeshAxis, resolve_mesh
 from hp_compile.pass_config import PassConfig
 from hp_compile.passes.base import GraphPass
@@ -96,6 +98,8 @@ class _Rewrite:
         self.results = results_of(self.output)
         self.positions = joint.gradient_positions()
         self.order = {node: at for at, node in enumerate(self.graph.nodes)}
+        state = next(iter(self.state.values())).meta["val"]
+        self._fake_mode, self._device = compat.fake_mode_of(state) or contextlib.nullcontext(), state.device
         self._bucket = 0
         self._sources: dict[str, Node] = {}
         self._strip_gradient_casts()
@@ -172,24 +176,27 @@ class _Rewrite:
         whole = all(full[fqn][0] % axis.size == 0 and self.state[fqn].meta["val"].dtype == dtype for fqn in fqns)
         tag = self._tagger("all_gather", unit.fqn, region, axis, dtype, numel)
         gathered = {}
+        # What forward computes with; where rows were padded, the gathered tensor has more of them.
+        wanted = [self._source_of(fqn).meta["val"] for fqn in fqns]
+        padded = [
+            value if count * axis.size == value.shape[0] else self._empty((count * axis.size, *value.shape[1:]), dtype)
+            for value, count in zip(wanted, rows, strict=True)
+        ]
+        near = (region, before)
         with self.graph.inserting_before(before):
             if not whole:
-                shards = self._call(gather_inputs, (shards, rows, dtype), tag("prepare"), region, before)
-            launch = self._call(
-                c10d.all_gather_into_tensor_coalesced.default,
-                (shards, axis.size, axis.group_name),
-                tag("launch"),
-                region,
-                before,
-            )
+                sent = [
+                    self._empty((count, *value.shape[1:]), dtype) for value, count in zip(wanted, rows, strict=True)
+                ]
+                shards = self._call(gather_inputs, (shards, rows, dtype), tag("prepare"), sent, near)
+            gather = (shards, axis.size, axis.group_name)
+            launch = self._call(c10d.all_gather_into_tensor_coalesced.default, gather, tag("launch"), padded, near)
             for at, fqn in enumerate(fqns):
-                item = self._call(operator.getitem, (launch, at), tag("finish"), region, before)
-                ready = self._call(c10d.wait_tensor.default, (item,), tag("wait"), region, before)
-                if rows[at] * axis.size != full[fqn][0]:
-                    ready = self._call(
-                        torch.ops.aten.slice.Tensor, (ready, 0, 0, full[fqn][0]), tag("finish"), region, before
-                    )
-                ready.meta["val"] = self._source_of(fqn).meta["val"]
+                item = self._call(operator.getitem, (launch, at), tag("finish"), padded[at], near)
+                ready = self._call(c10d.wait_tensor.default, (item,), tag("wait"), padded[at], near)
+                if padded[at] is not wanted[at]:
+                    cut = (ready, 0, 0, full[fqn][0])
+                    ready = self._call(torch.ops.aten.slice.Tensor, cut, tag("finish"), wanted[at], near)
                 gathered[fqn] = ready
         return gathered
 
@@ -238,38 +245,32 @@ class _Rewrite:
         how = reduction_for(self.config.grad_reduce, bucket.reduce_dtype, self.mesh.size)
         grads = [self.results[self.positions[fqn]] for fqn in bucket.params]
         last = max(grads, key=self._at)
-        mesh, region = self.mesh, "backward"
+        mesh, near = self.mesh, ("backward", last)
+        dtype = bucket.reduce_dtype
         kind: CommKind = "reduce_scatter" if chunks > 1 else "all_reduce"
         axes = [axis for axis in mesh.axes if axis.size > 1]
-        tag = self._tagger(kind, bucket.unit, region, axes[-1], bucket.reduce_dtype, numel)
+        tag = self._tagger(kind, bucket.unit, "backward", axes[-1], dtype, numel)
         cursor = self._after(last)
         with self.graph.inserting_before(cursor):
-            flat = self._call(
-                reduction_input,
-                (grads, chunks, numel, bucket.reduce_dtype, how.predivide),
-                tag("prepare"),
-                region,
-                last,
-            )
+            filling = (grads, chunks, numel, dtype, how.predivide)
+            flat = self._call(reduction_input, filling, tag("prepare"), self._empty((numel,), dtype), near)
+            part = flat.meta["val"] if chunks == 1 else self._empty((numel // chunks,), dtype)
             if chunks > 1:
                 assert mesh.shard is not None
                 scatter = (flat, how.op, chunks, mesh.shard.group_name)
-                flat = self._call(c10d.reduce_scatter_tensor.default, scatter, tag("launch"), region, last)
-                flat = self._call(c10d.wait_tensor.default, (flat,), tag("wait"), region, last)
+                flat = self._call(c10d.reduce_scatter_tensor.default, scatter, tag("launch"), part, near)
+                flat = self._call(c10d.wait_tensor.default, (flat,), tag("wait"), part, near)
             for axis in mesh.axes:
                 if axis.size > 1 and not (bucket.sharded and axis is mesh.shard):
-                    again = self._tagger(
-                        "all_reduce", bucket.unit, region, axis, bucket.reduce_dtype, numel // chunks, same=True
-                    )
+                    again = self._tagger("all_reduce", bucket.unit, "backward", axis, dtype, numel // chunks, same=True)
                     reduce = (flat, how.op, axis.group_name)
-                    flat = self._call(c10d.all_reduce_.default, reduce, again("launch"), region, last)
-                    flat = self._call(c10d.wait_tensor.default, (flat,), again("wait"), region, last)
+                    flat = self._call(c10d.all_reduce_.default, reduce, again("launch"), part, near)
+                    flat = self._call(c10d.wait_tensor.default, (flat,), again("wait"), part, near)
             args = (flat, shapes, offsets, bucket.master_dtype, how.postdivide)
-            views = self._call(gradient_views, args, tag("finish"), region, last)
+            local = [self._empty(shape, bucket.master_dtype) for shape in shapes]
+            views = self._call(gradient_views, args, tag("finish"), local, near)
             for at, fqn in enumerate(bucket.params):
-                item = self._call(operator.getitem, (views, at), tag("finish"), region, last)
-                shape = torch.Size(shapes[at])
-                item.meta["val"] = torch.empty(shape, dtype=bucket.master_dtype, device="meta")
+                item = self._call(operator.getitem, (views, at), tag("finish"), local[at], near)
                 self.results[self.positions[fqn]] = item
 
     # ---- common ----
@@ -290,10 +291,18 @@ class _Rewrite:
             cursor = cursor.next
         return cursor
 
-    def _call(self, target: Any, args: tuple[Any, ...], tag: CommTag, region: str, near: Node) -> Node:
+    def _call(self, target: Any, args: tuple[Any, ...], tag: CommTag, value: Any, near: tuple[str, Node]) -> Node:
+        """`near` is the region, and a node of the module that the collective serves."""
         node = self.graph.call_function(target, args)
-        node.meta.update(hp_comm=tag, hp_backward=region == "backward", hp_module=near.meta.get("hp_module", ""))
+        region, served = near
+        module = served.meta.get("hp_module", "")
+        node.meta.update(val=value, hp_comm=tag, hp_backward=region == "backward", hp_module=module)
         return node
+
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """The value of a node of ours: as fake as those of the capture."""
+        with self._fake_mode:
+            return torch.empty(shape, dtype=dtype, device=self._device)
 
     def _tagger(
         self,
