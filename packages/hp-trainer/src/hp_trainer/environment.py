@@ -132,6 +132,8 @@ def start_environment(parallelism: ParallelismConfig, comm: CommConfig, debug: D
     parallel_dims = ParallelDims.from_config(parallelism, world_size)
     device = platform.device(int(os.environ.get("LOCAL_RANK", "0")))
     platform.init_process_group(timeout=timedelta(seconds=comm.init_timeout_seconds))
+    # All ranks build the meshes together and now, not when the first of them asks for one.
+    parallel_dims.build_meshes()
     set_determinism(debug)
     return Environment(platform, device, platform.rank(), world_size, parallel_dims)
 

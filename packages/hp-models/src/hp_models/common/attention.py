@@ -34,7 +34,15 @@ class ScaledDotProductAttention(Module):
         super().__init__()
 
     def forward(self, q_BSNE: Tensor, k_BSKE: Tensor, v_BSKE: Tensor, mask_B1SS: Tensor | None = None) -> Tensor:
-        """[B, S, N, E]; each of the K key/value heads serves N/K consecutive query heads."""
+        """[B, S, N, E]; each of the K key/value heads serves N/K consecutive query heads.
+
+        Raises:
+            ValueError: no mask, but other numbers of queries and keys, so that causal would mean nothing.
+        """
+        if mask_B1SS is None and q_BSNE.shape[1] != k_BSKE.shape[1]:
+            raise ValueError(
+                f"{q_BSNE.shape[1]} queries and {k_BSKE.shape[1]} keys need an explicit mask (Decoder.explicit_mask)"
+            )
         q_BNSE, k_BKSE, v_BKSE = q_BSNE.transpose(1, 2), k_BSKE.transpose(1, 2), v_BSKE.transpose(1, 2)
         out_BNSE = F.scaled_dot_product_attention(
             q_BNSE,

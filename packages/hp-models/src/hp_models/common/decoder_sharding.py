@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hp_models.common.attention import GQAttention, ScaledDotProductAttention
     from hp_models.common.decoder import Decoder
     from hp_models.common.feed_forward import FeedForward
+    from hp_models.common.gated_delta_net import GatedDeltaNet, GatedDeltaRule
 
 __all__ = [
     "colwise_config",
@@ -28,6 +29,8 @@ __all__ = [
     "rowwise_config",
     "set_decoder_sharding_config",
     "set_dense_ffn_sharding",
+    "set_gated_delta_net_sharding",
+    "set_gated_delta_rule_local_map",
     "set_gqa_attention_sharding",
     "set_gqa_inner_attention_local_map",
     "set_qkv_linear_sharding",
@@ -35,6 +38,9 @@ __all__ = [
 
 BATCH, SEQUENCE, HEADS = 0, 1, 2
 """Tensor dims of activations: [batch, sequence, …], heads where there are heads."""
+
+CHANNELS = 2
+"""Tensor dim of the channels of projected activations [batch, sequence, channels], ordered by head."""
 
 MASK_QUERY = 2
 """Tensor dim of the queries in an attention mask [batch, 1, query, key]."""
@@ -161,6 +167,62 @@ def set_gqa_inner_attention_local_map(inner_attention_cfg: ScaledDotProductAtten
         in_dst_shardings={"q_BSNE": q, "k_BSKE": kv, "v_BSKE": kv, "mask_B1SS": mask},
         out_src_shardings=q,
         local_map=LocalMapConfig(in_grad_placements=(q, kv_grad, kv_grad, mask)),
+    )
+
+
+def set_gated_delta_net_sharding(delta_net_cfg: GatedDeltaNet.Config, *, enable_sp: bool) -> None:
+    """Gated DeltaNet shared by heads: projections, convolutions and decays by head, output summed over ranks.
+
+    Queries, keys and values have projections and convolutions of their own, so an even cut of each gives a rank whole
+    heads. What runs along the sequence is declared by `set_gated_delta_rule_local_map`.
+    """
+    whole = dense_activation_placement(tp=Replicate())
+    # Padding mask and ages come whole, and are cut to a rank's stretch here.
+    whole_rows = dense_activation_placement(tp=Replicate(), cp=Replicate())
+    by_channel = dense_param_placement(tp=Shard(0))
+    delta_net_cfg.sharding_config = ShardingConfig(
+        state_shardings=dict.fromkeys(("conv_q", "conv_k", "conv_v", "A_log", "dt_bias"), by_channel),
+        in_src_shardings={
+            "x_BSD": dense_activation_placement(tp=_residual_placement(enable_sp)),
+            "padding_BS": whole_rows,
+            "age_BS": whole_rows,
+        },
+        in_dst_shardings={"x_BSD": whole, "padding_BS": whole, "age_BS": whole},
+    )
+    projections = ("in_proj_q", "in_proj_k", "in_proj_v", "in_proj_z", "in_proj_b", "in_proj_a")
+    for name in projections:
+        getattr(delta_net_cfg, name).sharding_config = colwise_config()
+    set_gated_delta_rule_local_map(delta_net_cfg.inner)
+    by_head = dense_activation_placement(tp=Shard(HEADS))
+    delta_net_cfg.norm.sharding_config = ShardingConfig(
+        state_shardings={"weight": dense_param_placement(tp=Replicate())},
+        in_src_shardings={"x": by_head, "gate": by_head},
+        in_dst_shardings={"x": by_head, "gate": by_head},
+        out_dst_shardings=by_head,
+    )
+    delta_net_cfg.out_proj.sharding_config = rowwise_config(output_sp=enable_sp)
+
+
+def set_gated_delta_rule_local_map(rule_cfg: GatedDeltaRule.Config) -> None:
+    """Run convolutions and delta rule on local tensors: each rank on its own heads.
+
+    What passes between the stretches of a sequence no placement can say (`context_parallel`).
+    """
+    by_channel = dense_activation_placement(tp=Shard(CHANNELS))
+    parameter = dense_param_placement(tp=Shard(0))
+    # Ranks with other rows or tokens compute other parts of a parameter's gradient.
+    gradient = {axis: Partial() for axis in (*DATA_AXES, MeshAxisName.CP)} | {MeshAxisName.TP: Shard(0)}
+    activations = ("q_BSX", "k_BSX", "v_BSY", "a_BSN", "b_BSN")
+    parameters = ("conv_q", "conv_k", "conv_v", "A_log", "dt_bias")
+    age = dense_activation_placement(tp=Replicate())
+    layout = {**dict.fromkeys(activations, by_channel), **dict.fromkeys(parameters, parameter), "age_BS": age}
+    rule_cfg.sharding_config = ShardingConfig(
+        in_src_shardings=layout,
+        in_dst_shardings=dict(layout),
+        out_src_shardings=dense_activation_placement(tp=Shard(HEADS)),
+        local_map=LocalMapConfig(
+            in_grad_placements=(*[by_channel] * len(activations), *[gradient] * len(parameters), age),
+        ),
     )
 
 

@@ -13,9 +13,11 @@ from hp_models.common.decoder_sharding import (
     norm_config,
     set_decoder_sharding_config,
     set_dense_ffn_sharding,
+    set_gated_delta_net_sharding,
     set_gqa_attention_sharding,
     set_gqa_inner_attention_local_map,
 )
+from hp_models.common.gated_delta_net import GatedDeltaNet
 from hp_protocols.platform import Replicate, Shard
 
 if TYPE_CHECKING:
@@ -39,9 +41,12 @@ def set_qwen3_5_sharding_config(
     for layer in config.layers:
         layer.input_layernorm.sharding_config = norm_config(enable_sp=enable_sp)
         layer.post_attention_layernorm.sharding_config = norm_config(enable_sp=enable_sp)
-        attention = layer.self_attn
-        if not isinstance(attention, GQAttention.Config):
-            raise TypeError(f"no sharding is known for attention of the kind {type(attention).__qualname__}")
-        set_gqa_attention_sharding(attention, enable_sp=enable_sp, tp_degree=tp_degree)
-        set_gqa_inner_attention_local_map(attention.inner_attention)
+        mixer = layer.mixer
+        if isinstance(mixer, GQAttention.Config):
+            set_gqa_attention_sharding(mixer, enable_sp=enable_sp, tp_degree=tp_degree)
+            set_gqa_inner_attention_local_map(mixer.inner_attention)
+        elif isinstance(mixer, GatedDeltaNet.Config):
+            set_gated_delta_net_sharding(mixer, enable_sp=enable_sp)
+        else:
+            raise TypeError(f"no sharding is known for attention of the kind {type(mixer).__qualname__}")
         set_dense_ffn_sharding(layer.mlp, attn_x_placement=Shard(1) if enable_sp else Replicate(), enable_sp=enable_sp)

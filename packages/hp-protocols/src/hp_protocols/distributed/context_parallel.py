@@ -110,13 +110,14 @@ class _Plan:
         return forward(*args, **{name: self._take(name, value) for name, value in kwargs.items()})
 
     def _take(self, name: str, value: Any) -> Any:
-        if name not in self.cuts and name not in self.gathers:
+        # None: an optional input that is left out.
+        if value is None or (name not in self.cuts and name not in self.gathers):
             return value
         platform = get_platform()
         if not isinstance(value, platform.Tensor):
             raise ValueError(
-                f"{self.where}: input {name!r} is {value!r}, but it has to be exchanged between the ranks that share a "
-                "sequence: pass a tensor (for a mask: an explicit one)"
+                f"{self.where}: input {name!r} is a {type(value).__name__}, but it is declared to be cut or gathered "
+                "between the ranks that share a sequence: pass a tensor"
             )
         if name in self.cuts:
             return self.axis.cut(value, self.cuts[name])

@@ -185,6 +185,13 @@ class ParallelDims:
 
     # Meshes
 
+    def build_meshes(self) -> None:
+        """Build all meshes now; every rank has to, at the same time, since it makes process groups.
+
+        Otherwise the first look at a mesh builds them.
+        """
+        self._built()
+
     @property
     def world_mesh(self) -> DeviceMesh:
         """All processes as one axis, `world`; the root of all other meshes but the views."""
