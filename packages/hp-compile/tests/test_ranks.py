@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collective_jobs as collectives
 import fault_jobs as faults
 import graph_jobs as jobs
 import pytest
@@ -68,3 +69,7 @@ def test_a_fault_of_one_rank_anywhere_in_a_build_is_an_error_on_every_rank_that_
 
 def test_ranks_of_a_tensor_parallel_axis_hear_of_each_others_faults():
     assert run_world(faults.one_tensor_parallel_rank_fails, 4) == [[]] * 4
+
+
+def test_collectives_in_the_users_own_step_are_waited_for():
+    assert run_world(collectives.in_the_users_step, 2) == [[], []]

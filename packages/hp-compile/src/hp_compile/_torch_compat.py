@@ -134,6 +134,35 @@ def global_backward_hooks() -> bool:
     return bool(home._global_backward_hooks or home._global_backward_pre_hooks)
 
 
+def hook_tables(module: nn.Module) -> tuple[Any, ...]:
+    """The module's own dictionaries of hooks; keys are numbers that torch gives to each registration."""
+    return module._forward_pre_hooks, module._forward_hooks, module._backward_hooks, module._backward_pre_hooks
+
+
+def global_hook_tables() -> tuple[Any, ...]:
+    home = lookup("torch.nn.modules.module")
+    kinds = (
+        "_global_forward_hooks",
+        "_global_forward_pre_hooks",
+        "_global_backward_hooks",
+        "_global_backward_pre_hooks",
+    )
+    return tuple(getattr(home, name) for name in kinds)
+
+
+def tensor_hook_tables(tensor: torch.Tensor) -> tuple[Any, Any]:
+    """None until the first registration."""
+    return tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+
+
+def is_torchs_own(attribute: str) -> bool:
+    """Attributes that every nn.Module has, which are watched by other means."""
+    return attribute in _MODULE_ATTRIBUTES
+
+
+_MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)
+
+
 def tensor_slots(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """The module's own dictionaries of parameters and buffers."""
     return module._parameters, module._buffers

@@ -29,6 +29,7 @@ from hp_compile.tracer.repair import (
     keep_grad_mode_where_kernels_read_it,
     let_views_meet_real_strides,
     refuse_random_numbers_in_backward,
+    wait_for_plain_collectives,
 )
 from hp_compile.tracer.signature import FlatInputs, flatten_inputs
 from hp_compile.tracer.state import (
@@ -139,7 +140,9 @@ def _capture(
     slots = scan_state(model)
     fake_mode = compat.new_fake_mode()
     state = [_fake_state(fake_mode, slot, precision) for slot in slots]
-    inputs = [fake_mode.from_tensor(tensor, static_shapes=True) for tensor in flat.tensors]
+    # Detached: one tensor given as two leaves would become one fake, and the graph would read one of the two only.
+    leaves = [tensor.detach() for tensor in flat.tensors]
+    inputs = [fake_mode.from_tensor(tensor, static_shapes=True) for tensor in leaves]
     step = _Step(model, train_fn, flat, slots, with_backward)
     modules = ModuleRecord(model)
     guard = AttributeGuard(model)
@@ -165,6 +168,7 @@ def _capture(
     refuse_random_numbers_in_backward(graph_module)
     let_views_meet_real_strides(graph_module)
     keep_grad_mode_where_kernels_read_it(graph_module)
+    wait_for_plain_collectives(graph_module)
     labels = tuple(step.labels)
     masters = {slot.fqn: slot.tensor.dtype for slot in slots}
     cast_parameters(graph_module, [slot.fqn for slot in slots], labels, masters, precision.reduce_dtype)

@@ -58,6 +58,26 @@ def keep_grad_mode_where_kernels_read_it(graph_module: GraphModule) -> None:
             node.target = grad_mode_on
 
 
+def done(operation: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operation of torch.distributed's plain calls, and wait until it is done."""
+    result = operation(*args, **kwargs)
+    for part in result if isinstance(result, (tuple, list)) else (result,):
+        if isinstance(part, torch.ScriptObject):
+            part.wait()
+    return result
+
+
+def wait_for_plain_collectives(graph_module: GraphModule) -> None:
+    """`dist.all_reduce` and its like are captured as operations that return a `Work`, and the call that waits is not.
+
+    A graph would read their buffers while they are being filled. Functional collectives have waits of their own.
+    """
+    for node in graph_module.graph.nodes:
+        if node.op == "call_function" and getattr(node.target, "namespace", "") == "c10d":
+            node.args = (node.target, *node.args)
+            node.target = done
+
+
 def cast_parameters(
     graph_module: GraphModule,
     state_fqns: Sequence[str],

@@ -5,6 +5,7 @@ In: a model. Out: per step, a key of what may change with a recapture, or an err
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import torch
@@ -12,6 +13,14 @@ from torch import nn
 
 from hp_compile import _torch_compat as compat
 from hp_compile.tracer.state import scan_state
+
+# What forward may branch on or compute with. Lists and other objects are not looked into.
+_PLAIN = (bool, int, float, complex, str, type(None))
+_WATCHED = (*_PLAIN, torch.Tensor, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+
+
+def _value(value: Any) -> Any:
+    return value if type(value) in _PLAIN else id(value)
 
 
 class ModelWatch:
@@ -26,6 +35,13 @@ class ModelWatch:
             (module, *compat.tensor_slots(module), compat.child_slots(module), self._sizes(module))
             for module in model.modules()
         ]
+        self._children = [
+            (children, name, child) for _, _, _, children, _ in self._modules for name, child in children.items()
+        ]
+        self._hooks = [table for module in model.modules() for table in compat.hook_tables(module)]
+        self._hooks += compat.global_hook_tables()
+        self._attributes: list[tuple[dict[str, Any], str]] = []
+        self._attribute_counts: list[int] = []
         self._places = [
             (compat.tensor_slots(module)[0], attribute, slot)
             for slot in self.slots
@@ -42,7 +58,9 @@ class ModelWatch:
         return len(params), len(buffers), len(compat.child_slots(module))
 
     def key(self) -> tuple[Any, ...]:
-        """Training flags, requires_grad, shapes and dtypes, hooks: a change of them is a new graph.
+        """What forward may read besides its inputs: a change of it is a new graph.
+
+        Training flags, requires_grad, shapes and dtypes, hooks, and plain values, functions and tensors in attributes.
 
         Raises:
             RuntimeError: a parameter, buffer or submodule was added, removed or replaced.
@@ -56,12 +74,33 @@ class ModelWatch:
         for own, attribute, slot in self._places:
             if own.get(attribute) is not slot.tensor:
                 raise self._changed(f"parameter {slot.fqn!r} was replaced by another object")
+        for children, name, child in self._children:
+            if children.get(name) is not child:
+                raise self._changed(f"submodule {self._names[id(child)]!r} was replaced by another object")
+        found = self.buffers()
+        if any(buffer is None for buffer in found):
+            lost = [slot.fqn for slot in self.slots if not slot.is_param]
+            raise self._changed(f"buffer {lost[[b is None for b in found].index(True)]!r} was set to None")
         return (
             tuple(module.training for module, *_ in self._modules),
             tuple((parameter.requires_grad, parameter.shape, parameter.dtype) for parameter in self.params),
-            tuple((buffer.shape, buffer.dtype) for buffer in self.buffers()),
-            tuple(len(module._forward_hooks) + len(module._forward_pre_hooks) for module, *_ in self._modules),
+            tuple((buffer.shape, buffer.dtype) for buffer in found),
+            tuple([tuple(table) for table in self._hooks if table]),
+            tuple([tuple(table) for tensor in self.params for table in compat.tensor_hook_tables(tensor) if table]),
+            self._attribute_values(),
         )
+
+    def _attribute_values(self) -> tuple[Any, ...]:
+        counts = [len(module.__dict__) for module, *_ in self._modules]
+        if counts != self._attribute_counts:
+            self._attribute_counts = counts
+            self._attributes = [
+                (module.__dict__, name)
+                for module, *_ in self._modules
+                for name, value in module.__dict__.items()
+                if not compat.is_torchs_own(name) and isinstance(value, _WATCHED)
+            ]
+        return tuple([_value(own.get(name)) for own, name in self._attributes])
 
     @property
     def by_name(self) -> dict[str, torch.Tensor]:

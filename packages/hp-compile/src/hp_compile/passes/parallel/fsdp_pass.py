@@ -36,7 +36,7 @@ from hp_compile.passes.parallel.shards import partition_model
 from hp_compile.passes.parallel.units import Unit, resolve_units
 from hp_compile.passes.parallel.views import is_view_of_first
 from hp_compile.tracer.joint_graph import JointGraph, is_backward, output_node, results_of
-from hp_compile.tracer.repair import give_outputs_their_own_storage
+from hp_compile.tracer.repair import done, give_outputs_their_own_storage
 from hp_compile.tracer.state import StateSlot, contiguous_stride, scan_state, shard_info
 
 c10d = torch.ops._c10d_functional
@@ -365,8 +365,13 @@ def collective_schedule(graph_module: GraphModule) -> list[tuple[Any, ...]]:
         tag = node.meta.get("hp_comm")
         if tag is not None and tag.stage == "launch":
             schedule.append((tag.kind, tag.axis, tag.dtype, tag.numel, tag.unit))
-        elif tag is None and getattr(node.target, "namespace", "") in ("_c10d_functional", "c10d"):
-            value = node.meta.get("val")
-            shape = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
-            schedule.append((str(node.target), shape))
+        elif node.target is done:
+            schedule.append((str(node.args[0]), _shapes(node)))
+        elif tag is None and getattr(node.target, "namespace", "") == "_c10d_functional":
+            schedule.append((str(node.target), _shapes(node)))
     return schedule
+
+
+def _shapes(node: Node) -> tuple[tuple[int, ...], ...]:
+    values = compat.pytree.tree_leaves(node.meta.get("val"))
+    return tuple(tuple(value.shape) for value in values if isinstance(value, torch.Tensor))
