@@ -8,16 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 
+from hp_components import CheckpointManager
 from hp_trainer import Launch, TrainResult
 from hp_trainer.cli.messages import STARTED_BY, closing
 
-TRAINER = SimpleNamespace(
-    config=SimpleNamespace(recipe="qwen3_5_v2.debug", dataloader=SimpleNamespace(dataset_path=None))
-)
 
-
-def told(reason: str = "finished", *, nproc: int = 1, saved: bool = True) -> str:
-    return closing(TRAINER, TrainResult(8, reason, Path("runs/a"), saved), Launch(nproc=nproc))
+def told(reason: str = "finished", *, nproc: int = 1, saved: bool = True, **checkpoint: object) -> str:
+    config = SimpleNamespace(
+        recipe="qwen3_5_v2.debug",
+        dataloader=SimpleNamespace(dataset_path=None),
+        checkpoint=CheckpointManager.Config(**checkpoint),
+    )
+    trainer = SimpleNamespace(config=config)
+    return closing(trainer, TrainResult(8, reason, Path("runs/a"), saved), Launch(nproc=nproc))  # type: ignore[arg-type]
 
 
 def test_a_finished_run_tells_where_everything_is_and_what_to_try() -> None:
@@ -39,3 +42,21 @@ def test_under_nox_the_commands_work_without_hp_on_the_path(monkeypatch: pytest.
     said = told()
     assert "nox -s train -- --training.steps 32" in said
     assert ".nox/train/bin/hp train runs/a/resolved.yaml" in said
+
+
+def test_a_last_save_of_the_weights_alone_is_nothing_to_resume_from() -> None:
+    said = told(last_save_model_only=True)
+    assert "checkpoint/step-8  the weights" in said
+    assert "to resume from" not in said
+    assert "go on" not in said
+    exported = told(last_save_in_hf=True)
+    assert "checkpoint/step-8-hf  the weights, as transformers loads them" in exported
+    assert "the states to resume from" in exported
+    stopped = told("SIGTERM", last_save_model_only=True)
+    assert "the states to resume from" in stopped
+    assert "Resume:" in stopped
+
+
+def test_why_nothing_was_saved_is_said() -> None:
+    assert "checkpoint.enable is off" in told(saved=False)
+    assert "checkpoint.load_only is on" in told(saved=False, load_only=True)

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 
-def set_collective_timeout(timeout: timedelta) -> None:
-    """How long a collective may wait from now on, in every process group of this process.
+def set_collective_timeout(timeout: timedelta, leave: dist.ProcessGroup | None = None) -> None:
+    """How long a collective may wait from now on, in every process group of this process but `leave`.
 
     Public torch sets a timeout only when a group is made (torch 2.13).
     """
@@ -28,4 +28,5 @@ def set_collective_timeout(timeout: timedelta) -> None:
     # A rank that is still busy with the old limit must not meet one with the new.
     dist.barrier()
     for group in list(groups):
-        setter(timeout, group)
+        if group is not leave:
+            setter(timeout, group)

@@ -40,7 +40,7 @@ from hp_protocols.errors import ConfigError, Fault
 from hp_trainer import environment as env
 from hp_trainer._torch_compat import set_collective_timeout
 from hp_trainer.cross_checks import cross_faults
-from hp_trainer.model_building import build_model, check_vocabulary
+from hp_trainer.model_building import build_model, build_state_dict_adapter, check_vocabulary
 from hp_trainer.run_folder import RunFolder, default_run_folder
 from hp_trainer.signals import StopRequest
 from hp_trainer.train_state import TrainState
@@ -242,6 +242,8 @@ class HyperTrainer(Configurable):
                 "train_state": self.state,
                 "metrics": self.metrics,
             },
+            state_dict_adapter=build_state_dict_adapter(self.config, self.model),
+            tokenizer=self.tokenizer,
         )
 
     def load_checkpoint(self) -> None:
@@ -264,6 +266,8 @@ class HyperTrainer(Configurable):
                 # Saved inside: a second SIGTERM must not interrupt the save that the first has asked for.
                 return self.finish(self.run_steps(stop, garbage))
         finally:
+            # Also after an error: a save in the background is of a step before it, and worth waiting for.
+            self.checkpointer.close()
             self.metrics.close()
             self.run_folder.close()
 
@@ -305,19 +309,22 @@ class HyperTrainer(Configurable):
         )
         if step == self.first_step + 1:
             # Compilation and lazy start-up are over; a rank that is late from here on is late for another reason.
-            set_collective_timeout(timedelta(seconds=self.config.comm.train_timeout_seconds))
+            limit = timedelta(seconds=self.config.comm.train_timeout_seconds)
+            set_collective_timeout(limit, leave=self.checkpointer.process_group)
         if not result.updated:
             self.metrics.event("update_skipped", reason="the loss or the gradient norm is not finite")
         if self.validator is not None and self.validator.should_validate(step, self.config.training.steps):
             found = self.validator.validate()
             self.metrics.event("validation", nll=found.nll, perplexity=found.perplexity, tokens=found.tokens)
             self.metrics.note(f"validation after step {step}: {found}")
+        self.checkpointer.poll()
         if step < self.config.training.steps and self.checkpointer.should_save(step):
             self.checkpointer.save(step)
 
     def finish(self, reason: str) -> TrainResult:
         """Save the end of the run and close its metrics."""
-        saved = self.checkpointer.save(self.state.step, force=True)
+        at_end = reason in ("finished", "data_exhausted")
+        saved = self.checkpointer.save(self.state.step, force=True, last=at_end)
         if reason != "finished":
             self.metrics.event("stopped", reason=reason)
         self.metrics.close(finished=reason == "data_exhausted")

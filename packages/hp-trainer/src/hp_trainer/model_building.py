@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from hp_protocols import BaseModel
+from hp_protocols import BaseModel, BaseStateDictAdapter
 from hp_protocols.errors import ConfigError, Fault
 from hp_trainer.environment import Environment
 
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
-    """The module to train, the number of its parameters and its floating-point operations per token (forward and
-    backward)."""
+    """The module to train, the number of its parameters, its floating-point operations per token (forward and
+    backward), and the config that it was built from."""
 
     module: torch.nn.Module
     parameters: int
     flops_per_token: int
+    config: BaseModel.Config
 
 
 def check_vocabulary(config: HyperTrainer.Config, tokenizer_vocab_size: int) -> None:
@@ -79,7 +81,24 @@ def build_model(config: HyperTrainer.Config, environment: Environment, seed: int
     with torch.no_grad():
         model.init_states(buffer_device=environment.device, seed=seed)
     module.train()
-    return BuiltModel(module, parameters, flops)
+    return BuiltModel(module, parameters, flops, model_config)
+
+
+def build_state_dict_adapter(config: HyperTrainer.Config, model: BuiltModel) -> BaseStateDictAdapter | None:
+    """The translator from and to Hugging Face's names, if the model has one and this run needs it.
+
+    Raises:
+        ConfigError: the folder of published weights cannot be used.
+    """
+    checkpoint, spec = config.checkpoint, config.model_spec
+    if spec.state_dict_adapter is None or not (checkpoint.initial_load_in_hf or checkpoint.last_save_in_hf):
+        return None
+    folder = checkpoint.initial_load_path if checkpoint.initial_load_in_hf else None
+    # A resumed run no longer needs the folder; a new one hears from the checkpointer that it is not there.
+    try:
+        return spec.state_dict_adapter(model.config, folder if folder and Path(folder).is_dir() else None)
+    except (OSError, ValueError) as error:
+        raise ConfigError(Fault("checkpoint.initial_load_path", str(error))) from error
 
 
 class default_dtype:

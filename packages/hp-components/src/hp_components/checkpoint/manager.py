@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.stateful import Stateful
 
@@ -95,6 +96,7 @@ class CheckpointManager(Configurable):
         self._in_flight: Background[Path] | None = None
         self._in_flight_step = 0
         self._held_up = 0.0
+        self.process_group: dist.ProcessGroup | None = None
         if not config.enable:
             return
         self.process_group = make_group()

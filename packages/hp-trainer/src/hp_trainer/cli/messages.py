@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from hp_protocols.errors import ConfigError
 
 if TYPE_CHECKING:
+    from hp_components import CheckpointManager
     from hp_protocols.distributed import ParallelDims
     from hp_trainer.hyper_trainer import HyperTrainer, TrainResult
     from hp_trainer.launch import Launch
@@ -73,13 +74,18 @@ def closing(trainer: HyperTrainer, result: TrainResult, launch: Launch) -> str:
         "finished": f"Finished {result.step} steps.",
         "data_exhausted": f"The data ended after step {result.step}.",
     }.get(result.reason, f"Stopped by {result.reason} after step {result.step}.")
+    at_end = result.reason in ("finished", "data_exhausted")
+    checkpoint = trainer.config.checkpoint
+    weights_only = at_end and checkpoint.last_save_model_only
+    unsaved = "checkpoint.load_only is on" if checkpoint.load_only else "checkpoint.enable is off"
     lines = [
-        how if result.saved else f"{how} Nothing was saved: checkpoint.enable is off.",
+        how if result.saved else f"{how} Nothing was saved: {unsaved}.",
         "",
         f"  {folder}",
         "    loss.png        the loss curve",
         "    metrics.jsonl   one record per log step",
-        *(["    checkpoint/     the states to resume from"] if result.saved else []),
+        *(["    checkpoint/     the states to resume from"] if result.saved and not weights_only else []),
+        *(_weights_lines(checkpoint, result.step) if result.saved and at_end else []),
         "    tokenizer/      the tokenizer of this run",
         "    resolved.yaml   every option as it was used",
         "",
@@ -90,8 +96,15 @@ def closing(trainer: HyperTrainer, result: TrainResult, launch: Launch) -> str:
             f"  longer         {start} --training.steps {result.step * 4}",
             *([] if own_text else [f"  your own text  {start} --dataloader.dataset_path my_folder"]),
             *([f"  2 processes    {start} --nproc 2"] if launch.nproc == 1 else []),
-            f"  go on          {resume} --training.steps {result.step * 2}",
+            *([] if weights_only else [f"  go on          {resume} --training.steps {result.step * 2}"]),
         ]
     elif result.saved:
         lines.append(f"Resume:  {resume}")
     return "\n".join(lines)
+
+
+def _weights_lines(checkpoint: CheckpointManager.Config, step: int) -> list[str]:
+    """What the options `last_save_…` have left."""
+    if checkpoint.last_save_in_hf:
+        return [f"    {checkpoint.folder}/step-{step}-hf  the weights, as transformers loads them"]
+    return [f"    {checkpoint.folder}/step-{step}  the weights"] if checkpoint.last_save_model_only else []
