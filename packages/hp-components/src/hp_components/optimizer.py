@@ -189,12 +189,7 @@ class OptimizersContainer(Configurable):
     def _optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         arguments = _arguments(self.config, self.kind)
         arguments |= _kernels(self.config, self.kind, groups[0]["params"][0].device.type)
-        try:
-            optimizer: torch.optim.Optimizer = self.kind.cls(groups, **arguments)
-        except ValueError as error:
-            # The arguments were tried before; what is left are the parameters (Muon takes matrices only).
-            problem = f"{self.kind.name} cannot train this model: {error}"
-            raise ConfigError(Fault("optimizer.name", problem, hint="AdamW trains any")) from error
+        optimizer: torch.optim.Optimizer = self.kind.cls(groups, **arguments)
         return optimizer
 
 

@@ -66,7 +66,7 @@ class ParamGroupConfig:
         try:
             re.compile(self.pattern)
         except re.error as error:
-            faults.append(Fault(f"{path}.pattern", f"{self.pattern!r} is no regular expression: {error}"))
+            faults.append(Fault(f"{path}.pattern", f"'{self.pattern}' is no regular expression: {error}"))
         if not self.pattern:
             faults.append(Fault(f"{path}.pattern", "an empty pattern would match every parameter"))
         for name in ("lr", "lr_multiplier", "weight_decay", "weight_decay_multiplier"):
@@ -98,7 +98,8 @@ def group_parameters(
     Every parameter is in one group of one part: a tied one where it comes first, a frozen one nowhere.
 
     Raises:
-        ConfigError: a pattern or a keyword matches no trainable parameter that is left for it.
+        ConfigError: a pattern or a keyword matches no trainable parameter that is left for it, or the optimizer cannot
+            train one.
         ValueError: nothing can be trained.
     """
     names = [name for part in parts for name, _ in canonical_named_parameters(part)]
@@ -108,7 +109,7 @@ def group_parameters(
     if not every:
         owners = ", ".join(dict.fromkeys(type(part).__name__ for part in parts))
         raise ValueError(f"{owners} has no parameter that requires a gradient")
-    if faults := [*_pattern_faults(config, every, names), *_keyword_faults(config, every)]:
+    if faults := [*_pattern_faults(config, every, names), *_keyword_faults(config, every), *_kind_faults(kind, every)]:
         raise ConfigError(faults)
     _report(config, kind, every)
     return [(part, _groups(own, config, kind)) for part, own in zip(parts, members, strict=True) if own]
@@ -163,14 +164,14 @@ def _pattern_faults(
         where = f"optimizer.param_groups.{index}.pattern"
         taken = {member.group for member in members if re.search(group.pattern, member.name)}
         if taken:
-            earlier = ", ".join(repr(config.param_groups[other].pattern) for other in sorted(taken))
+            earlier = ", ".join(f"'{config.param_groups[other].pattern}'" for other in sorted(taken))
             hint = "the first pattern that matches a name has it: put the narrower one first"
-            yield Fault(where, f"{group.pattern!r} matches only what {earlier} has taken", hint=hint)
+            yield Fault(where, f"'{group.pattern}' matches only what {earlier} has taken", hint=hint)
         elif frozen := next((name for name in names if re.search(group.pattern, name)), None):
-            yield Fault(where, f"{group.pattern!r} matches only frozen parameters, such as {frozen}")
+            yield Fault(where, f"'{group.pattern}' matches only frozen parameters, such as {frozen}")
         else:
             near = ", ".join(_near(group.pattern, names))
-            yield Fault(where, f"{group.pattern!r} matches no parameter", hint=f"there are {near}")
+            yield Fault(where, f"'{group.pattern}' matches no parameter", hint=f"there are {near}")
 
 
 def _near(pattern: str, names: Sequence[str]) -> list[str]:
@@ -189,6 +190,13 @@ def _keyword_faults(config: OptimizersContainer.Config, members: Sequence[_Membe
             yield Fault("optimizer.decay_keywords", f"{keyword!r} matches no parameter", hint=hint)
 
 
+def _kind_faults(kind: Kind, members: Sequence[_Member]) -> Iterator[Fault]:
+    """The first parameter that the optimizer cannot train stands for all of them."""
+    problems = (kind.parameter_problem(member.name, member.parameter) for member in members)
+    if problem := next(filter(None, problems), None):
+        yield Fault("optimizer.name", f"{kind.name} {problem}", hint="AdamW trains any")
+
+
 def _report(config: OptimizersContainer.Config, kind: Kind, members: Sequence[_Member]) -> None:
     keywords = ", ".join(config.decay_keywords) or "nothing"
     for index in sorted({member.group for member in members}):
@@ -203,7 +211,7 @@ def _report(config: OptimizersContainer.Config, kind: Kind, members: Sequence[_M
             logging.INFO,
             "optimizer %s, %s: %d tensors, lr %g, %s (names with %s)",
             kind.name,
-            f"pattern {config.param_groups[index].pattern!r}" if index >= 0 else "all others",
+            f"pattern '{config.param_groups[index].pattern}'" if index >= 0 else "all others",
             len(group),
             settings["lr"],
             decay,

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, Shard
 
 from hp_protocols.errors import Fault, nearest
 
@@ -25,6 +26,9 @@ _REFUSED = {
     "LBFGS": "computes the loss several times within a step (a closure), which a training step cannot offer",
     "SparseAdam": "takes sparse gradients only",
 }
+_WHOLE_TENSORS_ONLY = ("Adafactor", "Rprop")
+"""Optimizers whose step torch (2.13) cannot compute on shards."""
+
 _NOT_OFFERED = {
     "params": "is what the groups are made of",
     "differentiable": "is for differentiating through a step",
@@ -67,6 +71,15 @@ class Kind:
     def others(self) -> list[str]:
         """Arguments that are given in `kwargs`."""
         return [name for name in self.defaults if not self.takes_field(name) and name not in _NOT_OFFERED]
+
+    def parameter_problem(self, name: str, parameter: nn.Parameter) -> str | None:
+        """Why this optimizer cannot train this parameter, if so."""
+        if self.name == "Muon" and parameter.ndim != 2:
+            return f"trains matrices only, and {name} has {parameter.ndim} dimensions"
+        placements = parameter.placements if isinstance(parameter, DTensor) else ()
+        if self.name in _WHOLE_TENSORS_ONLY and any(isinstance(placement, Shard) for placement in placements):
+            return f"steps whole tensors only, and {name} is sharded"
+        return None
 
     def takes_field(self, name: str) -> bool:
         """Whether a field of the config is an argument of this optimizer, in the field's meaning."""
