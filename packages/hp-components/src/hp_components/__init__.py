@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hp_components.checkpoint import CheckpointError, CheckpointManager, RunLock
-    from hp_components.data import BaseDataLoader, DummyDataLoader, TextDataLoader
+    from hp_components.data import (
+        BaseDataLoader,
+        ChatDataLoader,
+        DummyDataLoader,
+        HuggingFaceTextDataLoader,
+        TextDataLoader,
+    )
     from hp_components.loss import BaseLoss, CrossEntropyLoss
     from hp_components.loss_chunked import ChunkedCELoss
     from hp_components.lr_scheduler import LRSchedulersContainer
@@ -25,12 +31,14 @@ __all__ = [
     "BaseDataLoader",
     "BaseLoss",
     "BaseTokenizer",
+    "ChatDataLoader",
     "CheckpointError",
     "CheckpointManager",
     "ChunkedCELoss",
     "CorpusTokenizer",
     "CrossEntropyLoss",
     "DummyDataLoader",
+    "HuggingFaceTextDataLoader",
     "HuggingFaceTokenizer",
     "LRSchedulersContainer",
     "MetricsProcessor",
@@ -45,12 +53,14 @@ _HOME = {
     "BaseDataLoader": "data",
     "BaseLoss": "loss",
     "BaseTokenizer": "tokenizer",
+    "ChatDataLoader": "data",
     "CheckpointError": "checkpoint",
     "CheckpointManager": "checkpoint",
     "ChunkedCELoss": "loss_chunked",
     "CorpusTokenizer": "tokenizer",
     "CrossEntropyLoss": "loss",
     "DummyDataLoader": "data",
+    "HuggingFaceTextDataLoader": "data",
     "HuggingFaceTokenizer": "tokenizer",
     "LRSchedulersContainer": "lr_scheduler",
     "MetricsProcessor": "metrics",

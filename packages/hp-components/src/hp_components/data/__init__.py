@@ -1,6 +1,6 @@
 """Data: where text comes from, and batches of packed rows of it.
 
-In: `TextDataLoader.Config` or `DummyDataLoader.Config`; `prepare` does the slow part ahead of time. Out: a
+In: `TextDataLoader.Config` or one of its siblings; `prepare` does the slow part ahead of time. Out: a
 `BaseDataLoader`. Names are imported when first used, so that what needs no torch does not import it.
 """
 
@@ -11,17 +11,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hp_components.data.base import BaseDataLoader
+    from hp_components.data.chat_loader import ChatDataLoader
     from hp_components.data.dummy import DummyDataLoader
+    from hp_components.data.hugging_face import HuggingFaceTextDataLoader
     from hp_components.data.loader import TextDataLoader
     from hp_components.data.preparation import build_tokenizer, prepare
     from hp_components.data.sources import Corpus, open_corpus
 
-__all__ = ["BaseDataLoader", "Corpus", "DummyDataLoader", "TextDataLoader", "build_tokenizer", "open_corpus", "prepare"]
+__all__ = [
+    "BaseDataLoader",
+    "ChatDataLoader",
+    "Corpus",
+    "DummyDataLoader",
+    "HuggingFaceTextDataLoader",
+    "TextDataLoader",
+    "build_tokenizer",
+    "open_corpus",
+    "prepare",
+]
 
 _HOMES = {
     "BaseDataLoader": "base",
+    "ChatDataLoader": "chat_loader",
     "Corpus": "sources",
     "DummyDataLoader": "dummy",
+    "HuggingFaceTextDataLoader": "hugging_face",
     "TextDataLoader": "loader",
     "build_tokenizer": "preparation",
     "open_corpus": "sources",

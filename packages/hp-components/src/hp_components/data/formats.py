@@ -85,6 +85,11 @@ class FaultList:
         if len(self.listed) < MAX_LISTED_FAULTS:
             self.listed.append(fault)
 
+    def extend(self, others: FaultList) -> None:
+        """Take over what another list has found."""
+        self.total += others.total
+        self.listed = [*self.listed, *others.listed][:MAX_LISTED_FAULTS]
+
     def raise_if_any(self) -> None:
         """Raise ConfigError with all bad places, unless the policy is to skip them."""
         if self.policy == "skip" or not self.listed:

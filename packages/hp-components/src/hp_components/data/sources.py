@@ -19,7 +19,15 @@ from hp_components.data.formats import TEXT_READERS, BadLinePolicy, FaultList, P
 from hp_components.data.records import RECORD_READERS, Record, text_of
 from hp_protocols.errors import ConfigError, Fault
 
-__all__ = ["Corpus", "FileCorpus", "MemoryCorpus", "as_corpus", "open_corpus", "standard_library_corpus"]
+__all__ = [
+    "Corpus",
+    "FileCorpus",
+    "MemoryCorpus",
+    "as_corpus",
+    "open_corpus",
+    "standard_library_corpus",
+    "whole_documents",
+]
 
 # Up to here a corpus is known by its content, which survives copying and cannot be fooled; hashing takes well under
 # a second. Above, by path, size and modification time, as reading it all only to find the cache would cost minutes.

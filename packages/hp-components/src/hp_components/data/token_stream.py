@@ -177,7 +177,7 @@ def _open_kept(path: Path) -> TokenStream | None:
 
 
 def _read_description(file: IO[bytes]) -> tuple[dict[str, Any], str]:
-    """What the file says about itself, and the digest of that (and so of all content)."""
+    """What the file says about itself, and the digest of all content."""
     size = file.seek(0, os.SEEK_END)
     if size < len(MAGIC) + TAIL_BYTES:
         raise DamagedFileError("too short")
@@ -194,7 +194,9 @@ def _read_description(file: IO[bytes]) -> tuple[dict[str, Any], str]:
     about = json.loads(text)
     if size != _data_end(about) + length + TAIL_BYTES:
         raise DamagedFileError("its size has changed")
-    return about, digest.hex()
+    # Where the bad places are that were skipped (paths, lines) makes no difference to what is in the stream.
+    content = {key: value for key, value in about.items() if key != "skipped"}
+    return about, hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _data_end(about: dict[str, Any]) -> int:
