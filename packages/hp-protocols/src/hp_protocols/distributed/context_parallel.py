@@ -148,9 +148,7 @@ def _plan(module: Any, axis: SequenceAxis, where: str) -> _Plan | None:
             _check_gradient(config, parameters, name, axis, where)
             gathers[name] = source.dim
         else:
-            raise ValueError(
-                f"{where}: input {name!r} cannot be brought from {source} to {target} on a sequence's axis"
-            )
+            raise ValueError(f"{where}: input {name!r} cannot go from {source} to {target} on a sequence's axis")
     return _Plan(where, axis, parameters, cuts, gathers) if cuts or gathers else None
 
 
