@@ -5,20 +5,34 @@ In: a `HyperTrainer.Config`. Out: one `Fault` per combination, with the paths of
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import TYPE_CHECKING
 
 from hp_protocols.errors import Fault
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from hp_components import BaseDataLoader
     from hp_trainer.hyper_trainer import HyperTrainer
 
-__all__ = ["cross_faults"]
+__all__ = ["cross_faults", "document_mask_faults"]
 
 
 def cross_faults(config: HyperTrainer.Config) -> list[Fault]:
     """Every combination of sections that cannot be trained."""
     return [*_in_backward_faults(config), *_graph_faults(config)]
+
+
+def document_mask_faults(dataloader: BaseDataLoader, model: nn.Module) -> list[Fault]:
+    """Boundaries of documents need a model that takes them."""
+    taken = inspect.signature(type(model).forward).parameters
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+    if not dataloader.document_mask or open_ended or {"position_ids", "cu_seqlens"} <= set(taken):
+        return []
+    problem = f"is on, but {type(model).__name__} does not take document boundaries (cu_seqlens)"
+    return [Fault("dataloader.document_mask", problem, hint="--dataloader.document_mask=false")]
 
 
 def _in_backward_faults(config: HyperTrainer.Config) -> list[Fault]:
@@ -46,4 +60,8 @@ def _graph_faults(config: HyperTrainer.Config) -> list[Fault]:
     if hasattr(config.loss, "num_chunks"):
         problem = "Graph Mode does not capture a loss that is computed in chunks"
         faults.append(Fault("loss, compile.mode", problem, hint="use CrossEntropyLoss"))
+    if getattr(config.dataloader, "document_mask", False):
+        problem = "Graph Mode repeats one captured step, and the boundaries of documents differ from batch to batch"
+        hint = "--dataloader.document_mask=false"
+        faults.append(Fault("dataloader.document_mask, compile.mode", problem, hint=hint))
     return faults

@@ -39,7 +39,7 @@ from hp_protocols import Configurable, ModelSpec
 from hp_protocols.errors import ConfigError, Fault
 from hp_trainer import environment as env
 from hp_trainer._torch_compat import set_collective_timeout
-from hp_trainer.cross_checks import cross_faults
+from hp_trainer.cross_checks import cross_faults, document_mask_faults
 from hp_trainer.model_building import build_model, build_state_dict_adapter, check_vocabulary
 from hp_trainer.run_folder import RunFolder, default_run_folder
 from hp_trainer.signals import StopRequest
@@ -197,6 +197,8 @@ class HyperTrainer(Configurable):
         )
         loss_fn: BaseLoss = self.config.loss.build()
         loss_fn.check_model(self.model.module)
+        if faults := document_mask_faults(self.dataloader, self.model.module):
+            raise ConfigError(faults)
         self.training_step = TrainingStep(
             environment=self.environment,
             model=self.model.module,
@@ -278,6 +280,8 @@ class HyperTrainer(Configurable):
             self.run_folder.write_resolved(dump_yaml(self.config), self.state.step)
             self.tokenizer.save(self.run_folder.path / "tokenizer")
         self.metrics.begin(self.state.step)
+        if (skipped := self.dataloader.skipped).total:
+            self.metrics.event("bad_lines_skipped", count=skipped.total, first=list(skipped.first))
 
     def run_steps(self, stop: StopRequest, garbage: env.GarbageSchedule) -> str:
         """The training loop; returns why it ended."""

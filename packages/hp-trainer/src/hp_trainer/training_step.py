@@ -49,6 +49,13 @@ class Agreement:
     stop_wanted: bool
 
 
+def document_arguments(batch: Batch) -> dict[str, torch.Tensor]:
+    """What the model is told of the documents in a batch: nothing, unless the dataloader gives their boundaries."""
+    if "cu_seqlens" not in batch:
+        return {}
+    return {"position_ids": batch["positions"], "cu_seqlens": batch["cu_seqlens"]}
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
     """Everything a step needs; calling `run` performs one."""
@@ -74,13 +81,18 @@ class TrainingStep:
 
         Where ranks share each row, with the labels of this rank's stretch; the model takes whole rows and cuts them.
         """
-        batch = {name: value.to(self.environment.device) for name, value in batch.items()}
+        device = self.environment.device
+        # Boundaries of documents are read on the host. Pinned memory is copied while the device computes.
+        batch = {
+            name: value if name == "cu_seqlens" else value.to(device, non_blocking=True)
+            for name, value in batch.items()
+        }
         axis = self.environment.sequence_axis
         return batch if axis is None else {**batch, "labels": axis.cut(batch["labels"], 1)}
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         """The loss summed over the valid tokens of a batch that was placed: 0-d, as the model computes it."""
-        return self.loss_fn.run_model(self.model, batch["labels"], batch["input"])
+        return self.loss_fn.run_model(self.model, batch["labels"], batch["input"], **document_arguments(batch))
 
     def agree(self, fetched: Fetched | None, *, stop_wanted: bool) -> Agreement:
         """One exchange before each step: valid tokens over all ranks and micro-batches, and whether to stop after it.

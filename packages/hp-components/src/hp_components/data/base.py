@@ -61,6 +61,11 @@ class BaseDataLoader(ABC, Configurable):
         """Bad places of the data that were left out, where the config says that they are to be."""
         return Skipped()
 
+    @property
+    def document_mask(self) -> bool:
+        """Whether batches have `cu_seqlens`, so that documents that share a row do not see each other."""
+        return False
+
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """The position behind the last batch that was handed out. The same on every rank."""

@@ -105,6 +105,10 @@ class RowLoader(BaseDataLoader):
         return self._position
 
     @property
+    def document_mask(self) -> bool:
+        return self._document_mask
+
+    @property
     def fingerprint(self) -> str:
         """Equal on all ranks that draw from the same rows in the same order."""
         return json.dumps(self._identity, sort_keys=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hp_components import (
+    ChatDataLoader,
     CheckpointManager,
     CorpusTokenizer,
     CrossEntropyLoss,
@@ -39,3 +40,13 @@ def qwen3_5_v2_debugmodel() -> HyperTrainer.Config:
         metrics=MetricsProcessor.Config(log_freq=10),
         debug=DebugConfig(seed=42),
     )
+
+
+def qwen3_5_v2_debugmodel_sft() -> HyperTrainer.Config:
+    """The debug model on conversations (--dataloader.dataset_path chats.jsonl): labels on the answers only."""
+    config = qwen3_5_v2_debugmodel()
+    config.recipe = "qwen3_5_v2.qwen3_5_v2_debugmodel_sft"
+    # Its tokenizer is trained on the conversations themselves, and so has no chat template.
+    config.dataloader = ChatDataLoader.Config(template="human_assistant")
+    config.optimizer.lr = 1e-3
+    return config
