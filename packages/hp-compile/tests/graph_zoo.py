@@ -159,13 +159,13 @@ class SometimesUnused(nn.Module):
 
 
 class Uneven(nn.Module):
-    """Rows that no world size divides, fewer rows than ranks, an empty shard, a scalar."""
+    """Rows that no world size divides, fewer rows than ranks, an empty shard, maybe a scalar."""
 
-    def __init__(self) -> None:
+    def __init__(self, scalar: bool = True) -> None:
         super().__init__()
         self.embed = nn.Embedding(11, 5)
         self.layers = nn.ModuleList([nn.Linear(5, 3), nn.Linear(3, 5)])
-        self.temperature = nn.Parameter(torch.tensor(0.7))
+        self.temperature = nn.Parameter(torch.tensor(0.7) if scalar else torch.tensor([0.7]))
         self.row = nn.Parameter(torch.randn(1, 5))
         self.head = nn.Linear(5, 11)
 
@@ -264,6 +264,7 @@ _BUILDERS: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
     "half_frozen": lambda: (_half_frozen(), token_loss, _tokens(32)),
     "sometimes_unused": lambda: (SometimesUnused(), _sometimes_loss, _sometimes),
     "uneven": lambda: (Uneven(), token_loss, _tokens(11)),
+    "uneven_rows": lambda: (Uneven(scalar=False), token_loss, _tokens(11)),
     "shared": lambda: (Shared(), class_loss, _vectors(8, 5)),
     "bfloat16": lambda: (Decoder().bfloat16(), token_loss, _tokens(32)),
     "llama": lambda: (_llama(), logits_loss, _tokens(64)),

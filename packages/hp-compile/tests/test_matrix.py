@@ -26,6 +26,11 @@ def test_five_steps_equal_eagers_bit_for_bit(name, mode, world):
     if mode == "hsdp":
         # 8 ranks: 2 × 4; 2 and 3 ranks: all of them replicas of one shard.
         options["fsdp_degree"] = 4 if world == 8 else 1
-    elif mode == "fsdp mixed" and world == 1:
-        pytest.skip("mixed precision on one rank has no eager counterpart in FSDP2")
+    if mode == "fsdp mixed" and name == "norm_dropout":
+        pytest.skip("torch's batch norm on CPU refuses bfloat16 weights beside float32 statistics, eager too")
+    if mode == "fsdp mixed" and name == "uneven":
+        # FSDP2 cannot cast scalars: it refuses them, and ignores them where told to.
+        name = "uneven_rows"
+    if mode == "fsdp mixed" and world == 1:
+        pytest.skip("test_trainer compares mixed precision on one rank, which is not FSDP2's, with a cast model")
     assert run_world(jobs.many, world, [(name, options)], timeout=400) == [{}] * world

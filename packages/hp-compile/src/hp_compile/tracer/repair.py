@@ -63,7 +63,7 @@ def done(operation: Any, *args: Any, **kwargs: Any) -> Any:
     result = operation(*args, **kwargs)
     for part in result if isinstance(result, (tuple, list)) else (result,):
         if isinstance(part, torch.ScriptObject):
-            part.wait()
+            part.wait()  # type: ignore[attr-defined]
     return result
 
 
