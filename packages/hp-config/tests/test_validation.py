@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import toy_trainer
 
-from hp_config import ConfigError, ParallelismConfig, TrainingConfig, check_layout, find_faults, validate_config
+from hp_config import ConfigError, Fault, ParallelismConfig, TrainingConfig, check_layout, find_faults, validate_config
 
 
 def config(**parallelism: int) -> toy_trainer.Trainer.Config:
@@ -152,6 +152,23 @@ def test_a_row_that_cannot_be_cut_evenly_is_refused() -> None:
 def test_sequence_parallelism_cuts_rows_too_and_can_be_off() -> None:
     assert places(find_faults(config(tensor_parallel_degree=3))) == ["training.seq_len"]
     assert find_faults(config(tensor_parallel_degree=3, enable_sequence_parallel=False)) == []
+
+
+def test_a_model_says_what_it_cannot_do_of_a_run_and_each_place_is_named_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run_faults(self: Any, *, trainer_config: Any) -> list[Fault]:
+        degree = trainer_config.parallelism.tensor_parallel_degree
+        faults = [Fault("parallelism.tensor_parallel_degree", f"{degree} ranks cannot share 2 heads")]
+        return [*faults, Fault("training.seq_len", "cannot be cut, says the model too")] if degree > 1 else []
+
+    bad = config(tensor_parallel_degree=3)
+    monkeypatch.setattr(type(bad.model_spec.model), "run_faults", run_faults, raising=False)
+    assert find_faults(config()) == []
+    assert places(find_faults(bad)) == ["training.seq_len", "parallelism.tensor_parallel_degree"]
+    # Not asked while what it would read is wrong.
+    bad.training.seq_len = "long"  # type: ignore[assignment]
+    assert places(find_faults(bad)) == ["training.seq_len"]
 
 
 def test_rules_that_read_a_mistyped_value_are_skipped() -> None:

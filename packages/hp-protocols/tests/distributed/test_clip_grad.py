@@ -110,6 +110,8 @@ def check_mixed_meshes(rank, world_size, max_norm):
     for ours, theirs in zip(mixed, plain, strict=True):
         grad = ours.grad.full_tensor() if isinstance(ours.grad, DTensor) else ours.grad
         torch.testing.assert_close(grad, theirs.grad, rtol=1e-6, atol=1e-7)
+        if isinstance(ours, DTensor):
+            assert ours.grad.placements == ours.placements, "a gradient is laid out as its parameter"
     assert type(norm) is torch.Tensor
     return norm
 
