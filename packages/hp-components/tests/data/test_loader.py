@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ import torch
 
 from hp_components.data import DummyDataLoader, TextDataLoader
 from hp_components.data.packing import PackedRows, as_batch
+from hp_components.data.prefetch import Prefetch, StackIterator
 from hp_components.data.tokenising import tokenise
 from hp_components.tokenizer import BaseTokenizer
-from hp_protocols.errors import ConfigError
+from hp_protocols.errors import ConfigError, Fault
 
 S = 8
 KEYS = ["input", "labels", "positions", "segment_ids"]
@@ -292,6 +294,99 @@ def test_all_faults_of_a_config_are_told_at_once(letters: BaseTokenizer) -> None
 def test_a_value_without_effect_is_a_fault(config: dict[str, Any], message: str) -> None:
     (fault,) = TextDataLoader.Config(**config).faults("dataloader")
     assert message in str(fault)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_is_lost_or_repeated_for_any_ranks_workers_batches_and_lengths(
+    text: Path, letters: BaseTokenizer, seed: int
+) -> None:
+    """Two epochs, interrupted anywhere and gone on with under another layout: every token twice, in one order."""
+    rng = random.Random(seed)
+    seq_len = rng.choice([1, 3, 8, 33, 500])
+    layouts = [(rng.randint(1, 8), rng.randint(1, 5)) for _ in range(2)]
+    workers = rng.choice([0, 0, 1])
+    options = {"seq_len": seq_len, "epochs": 2, "shuffle": seed % 2 == 0}
+    whole = [as_batch_rows(batch) for batch in build(text, letters, local=7, **options)]
+    rows = [row for batch in whole for row in batch if set(row[1]) != {-100}]
+    (dp, local), (dp_after, local_after) = layouts
+    loaders = world(text, letters, dp, local, num_workers=workers if dp < 3 else 0, **options)
+    per_epoch = -(-loaders[0].num_rows // (dp * local))
+    done = rng.randint(0, 2 * per_epoch)
+    found = [row for _ in range(done) for loader in loaders for row in as_batch_rows(next(loader))]
+    after = world(text, letters, dp_after, local_after, loaders[-1].state_dict(), **options)
+    left = [list(loader) for loader in after]
+    assert len({len(batches) for batches in left}) == 1
+    found += [row for step in zip(*left, strict=True) for batch in step for row in as_batch_rows(batch)]
+    assert [row for row in found if set(row[1]) != {-100}] == rows
+    per_pass = len(rows) // 2
+    assert sorted(rows[:per_pass]) == sorted(rows[per_pass:])
+
+
+def as_batch_rows(batch: dict[str, torch.Tensor]) -> list[list[list[int]]]:
+    return torch.stack([batch["input"], batch["labels"]], dim=1).tolist()
+
+
+def test_worker_seeds_differ_between_ranks_and_stay_from_run_to_run(text: Path) -> None:
+    config = TextDataLoader.Config(dataset_path=str(text), num_workers=2)
+    seeds = [config.prefetch(seed, rank).seed for seed in (0, 1) for rank in (0, 1)]
+    assert len(set(seeds)) == 4
+    assert seeds == [config.prefetch(seed, rank).seed for seed in (0, 1) for rank in (0, 1)]
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator")
+def test_memory_is_pinned_where_an_accelerator_is_and_refused_where_none_is(text: Path, letters: BaseTokenizer) -> None:
+    config = TextDataLoader.Config(dataset_path=str(text))
+    accelerated = torch.accelerator.is_available()
+    assert config.prefetch(0, 0).pin_memory == accelerated
+    config.pin_memory = True
+    assert [fault.where for fault in config.faults("data")] == ([] if accelerated else ["data.pin_memory"])
+    for workers in (0, 1):
+        pinned = next(build(text, letters, num_workers=workers))["input"].is_pinned()
+        assert pinned == accelerated
+
+
+# ---- workers that fail ----
+
+
+class Rows:
+    """Rows that do something else in a worker than rows do."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def stack(self, indices: Sequence[int]) -> torch.Tensor:
+        if 5 in indices and self.what == "hang":
+            time.sleep(1000)
+        if 5 in indices and self.what == "fault":
+            raise ConfigError(Fault("corpus.jsonl:17", "is not JSON", hint="mend it"))
+        if 5 in indices and self.what == "error":
+            raise KeyError("the row at corpus.jsonl:17")
+        return torch.zeros((4, len(indices), 3), dtype=torch.int64)
+
+
+def failing(what: str, workers: int = 1, timeout: float = 60) -> StackIterator:
+    options = Prefetch(num_workers=workers, prefetch_factor=1, timeout_seconds=timeout)
+    return StackIterator(Rows(what), [[number] for number in range(9)], options)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_worker_that_hangs_is_an_error_that_names_the_knob() -> None:
+    stacks = failing("hang", timeout=2)
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"within 2 s: .*dataloader.worker_timeout_seconds is too short"):
+        list(stacks)
+    assert time.monotonic() - started < 20
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_worker_meets_keeps_its_text_and_place(workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigError) as error:
+        list(failing("fault", workers))
+    assert [str(fault) for fault in error.value.faults] == ["corpus.jsonl:17: is not JSON\n    → mend it"]
+    assert ("in stack" in caplog.text) == (workers == 1)
+    with pytest.raises(KeyError, match=r"the row at corpus\.jsonl:17"):
+        list(failing("error", workers))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # its clean-up meets the dead, too

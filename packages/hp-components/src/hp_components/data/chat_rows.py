@@ -6,7 +6,6 @@ for the tokens to learn; what to do with a conversation that is longer than a ro
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Literal
 
@@ -18,8 +17,6 @@ from hp_components.data.token_stream import TokenStream
 from hp_protocols.errors import ConfigError, Fault
 
 __all__ = ["ConversationRows", "LongConversations", "best_fit"]
-
-log = logging.getLogger(__name__)
 
 LongConversations = Literal["error", "truncate", "skip"]
 
@@ -52,7 +49,11 @@ def best_fit(lengths: Sequence[int], seq_len: int) -> list[list[int]]:
 
 
 class ConversationRows:
-    """The rows of a stream of conversations. A row may be shared (`packing`); no conversation is in two."""
+    """The rows of a stream of conversations. A row may be shared (`packing`); no conversation is in two.
+
+    Attributes:
+        note: what became of conversations that are too long, for the user; empty if there are none.
+    """
 
     def __init__(
         self, stream: TokenStream, seq_len: int, pad_id: int, packing: bool, on_too_long: LongConversations
@@ -64,6 +65,7 @@ class ConversationRows:
             raise ValueError("these tokens have no mask: they are text, not conversations")
         self.stream, self.seq_len, self.pad_id = stream, seq_len, pad_id
         self.packing, self.on_too_long = packing, on_too_long
+        self.note = ""
         ends = np.append(np.asarray(self.stream.starts)[1:], len(self.stream.tokens))
         lengths = ends - np.asarray(self.stream.starts)
         kept = self._kept(lengths)
@@ -93,10 +95,10 @@ class ConversationRows:
             )
         if self.on_too_long == "skip":
             dropped = too_long
-            log.warning("%s and are left out; %s", many, longest)
+            self.note = f"{many} and are left out; {longest}"
         else:
             dropped = np.array([number for number in too_long if not self._teaches(number)], int)
-            log.warning("%s and are cut; %s; %d have no answer left then and are left out", many, longest, len(dropped))
+            self.note = f"{many} and are cut; {longest}; {len(dropped)} have no answer left then and are left out"
         kept = np.setdiff1d(everything, dropped)
         if not len(kept):
             raise ConfigError(Fault("training.seq_len", f"{many}, and so there is nothing to train on; {longest}"))

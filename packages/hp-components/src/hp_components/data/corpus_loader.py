@@ -101,8 +101,10 @@ class CorpusDataLoader(RowLoader):
         self._corpus_name = corpus.name
         self._skipped = self.stream.skipped
         self.rows = self.make_rows(seq_len, pad_id=0 if tokenizer.eos_id is None else tokenizer.eos_id)
-        if self._skipped.total:
-            log.warning("%s: %s", corpus.name, self._skipped)
+        # Once, and not by every rank.
+        for note in (str(self._skipped) if self._skipped.total else "", getattr(self.rows, "note", "")):
+            if note and dp_rank == 0:
+                log.warning("%s: %s", corpus.name, note)
         order_seed = seed if config.shuffle_seed is None else config.shuffle_seed
         super().__init__(
             self.rows,

@@ -79,9 +79,11 @@ class StackIterator:
             # What torch runs into when a worker dies while it hands over a batch; otherwise it says so itself.
             self._kill()
             raise RuntimeError(f"a DataLoader worker died while it handed over a batch ({error!r})") from error
-        except RuntimeError as error:
+        except StopIteration:
+            raise
+        except Exception as error:
             self._kill()
-            if "timed out after" in str(error):
+            if isinstance(error, RuntimeError) and "timed out after" in str(error):
                 raise RuntimeError(self._late()) from error
             raise
         if isinstance(stack, _Refused):
