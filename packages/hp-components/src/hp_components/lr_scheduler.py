@@ -56,6 +56,20 @@ class Schedule:
         progress = min(done / self.decay_steps, 1.0) if self.decay_steps else 1.0
         return floor + (1.0 - floor) * _REMAINING[self.decay_type](progress)
 
+    def outlook(self, step: int, floor: float) -> str:
+        """What the rate does from `step` on, in words."""
+        decay_begins = self.total_steps - self.decay_steps
+        end = f"decays ({self.decay_type}) to {floor:g} of its full height at step {self.total_steps}"
+        if self.decay_type == "constant" or not self.decay_steps:
+            end = f"stays at full height until step {self.total_steps}"
+        if step >= self.total_steps:
+            return f"the schedule ended at step {self.total_steps}, the rate stays where it is"
+        if step < self.warmup_steps:
+            return f"it grows to full height at step {self.warmup_steps}, then {end}"
+        if step < decay_begins:
+            return f"it stays until step {decay_begins}, then {end}"
+        return f"it {end}"
+
 
 class LRSchedulersContainer(Configurable):
     """Sets the learning rate of every parameter group, in all optimizers, from one step counter.
@@ -118,6 +132,7 @@ class LRSchedulersContainer(Configurable):
         if training_steps < 1:
             raise ValueError(f"training_steps={training_steps}: a schedule needs at least one step")
         self.schedule = _schedule(config, config.total_steps or training_steps)
+        _report_tail(self.schedule, config, training_steps)
         self._optimizers = optimizers
         self._base_lrs = [group["initial_lr"] for group in optimizers.param_groups]
         self._floors = [_floor(config, base_lr) for base_lr in self._base_lrs]
@@ -130,7 +145,7 @@ class LRSchedulersContainer(Configurable):
         self._apply()
 
     def get_last_lr(self) -> list[float]:
-        """The rate of each parameter group, as the next optimizer step will use it."""
+        """The rate of each parameter group, as the next optimizer step will use it; first those of no pattern."""
         return [group["lr"] for group in self._optimizers.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
@@ -139,21 +154,34 @@ class LRSchedulersContainer(Configurable):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue at the saved step. The schedule stays this run's; where the saved one differs, a line says so."""
-        saved, own = state_dict["schedule"], self._described()
-        for name in sorted(own.keys() | saved.keys()):
-            if saved.get(name) != own.get(name):
-                log(
-                    logger,
-                    logging.WARNING,
-                    "learning-rate schedule: %s was %s when the checkpoint was saved and is %s now; "
-                    "this run goes on with %s",
-                    name,
-                    saved.get(name),
-                    own.get(name),
-                    own.get(name),
-                )
         self._step = int(state_dict["step"])
         self._apply()
+        self._report_changes(state_dict)
+
+    def _report_changes(self, state_dict: dict[str, Any]) -> None:
+        """Say which parts of the schedule are others than when the state was saved, and what that does to the rate."""
+        saved, own = state_dict["schedule"], self._described()
+        changes = [
+            f"{name} was {_shown(saved.get(name))} when the checkpoint was saved and is {_shown(own.get(name))} now"
+            for name in sorted(own.keys() | saved.keys())
+            if _shown(saved.get(name)) != _shown(own.get(name))
+        ]
+        if not changes:
+            return
+        # For the first group, which stands for all: the schedule scales every group alike.
+        before = Schedule(*(saved[name] for name in ("total_steps", "warmup_steps", "decay_steps", "decay_type")))
+        would_be = state_dict["base_lrs"][0] * before.factor(self._step, saved["floors"][0])
+        log(
+            logger,
+            logging.WARNING,
+            "learning-rate schedule: %s; the rate of step %d is %.4g (the schedule before would have it at %.4g), and "
+            "from there %s",
+            ", ".join(changes),
+            self._step + 1,
+            self.get_last_lr()[0],
+            would_be,
+            self.schedule.outlook(self._step, self._floors[0]),
+        )
 
     def _described(self) -> dict[str, Any]:
         schedule = self.schedule
@@ -170,6 +198,13 @@ class LRSchedulersContainer(Configurable):
         groups = self._optimizers.param_groups
         for group, base_lr, floor in zip(groups, self._base_lrs, self._floors, strict=True):
             group["lr"] = base_lr * self.schedule.factor(self._step, floor)
+
+
+def _shown(value: Any) -> Any:
+    """Floors of many groups are few numbers; other groups alone are no other schedule."""
+    if not isinstance(value, list | tuple):
+        return value
+    return ", ".join(f"{number:g}" for number in sorted(set(value)))
 
 
 def _schedule(config: LRSchedulersContainer.Config, total_steps: int) -> Schedule:
@@ -203,15 +238,29 @@ def _schedule(config: LRSchedulersContainer.Config, total_steps: int) -> Schedul
     return Schedule(total_steps, warmup_steps, decay_steps, config.decay_type)
 
 
+def _report_tail(schedule: Schedule, config: LRSchedulersContainer.Config, training_steps: int) -> None:
+    """A schedule that is shorter than the run leaves steps at its minimum, which may be 0."""
+    if schedule.total_steps < training_steps and config.decay_type != "constant":
+        log(
+            logger,
+            logging.WARNING,
+            "learning-rate schedule: it ends after %d of %d steps; the others are trained at its minimum",
+            schedule.total_steps,
+            training_steps,
+        )
+
+
 def _floor(config: LRSchedulersContainer.Config, base_lr: float) -> float:
-    if config.lr_min is None:
+    # A group with the rate 0 is not trained, and has no height to come down from.
+    if config.lr_min is None or base_lr == 0.0:
         return config.min_lr_factor
     if config.lr_min > base_lr:
         raise ConfigError(
             Fault(
                 "lr_scheduler.lr_min",
-                f"{config.lr_min} is above the learning rate {base_lr}",
+                f"{config.lr_min} is above the learning rate {base_lr} (of the optimizer or one of its param_groups)",
                 allowed=f"0 to {base_lr}",
+                hint="min_lr_factor is a share of each group's own rate",
             )
         )
-    return config.lr_min / base_lr if base_lr else 0.0
+    return config.lr_min / base_lr
