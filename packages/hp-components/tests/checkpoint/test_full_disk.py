@@ -19,8 +19,8 @@ from hp_components.checkpoint import list_checkpoints
 from hp_protocols.testing import run_world
 
 
-def manager(folder, model):
-    return CheckpointManager.Config(interval=1).build(run_folder=folder, model_parts=[model])
+def manager(folder, model, mode="disabled"):
+    return CheckpointManager.Config(interval=1, async_mode=mode).build(run_folder=folder, model_parts=[model])
 
 
 def entries(folder):
@@ -49,17 +49,19 @@ def fill(path):
             file.write(bytes(4096))
 
 
-def test_a_full_disk_costs_one_save_and_nothing_else(small_disk, caplog):
+@pytest.mark.parametrize("mode", ["disabled", "async"])
+def test_a_full_disk_costs_one_save_and_nothing_else(small_disk, caplog, mode):
     model = nn.Linear(200, 200)  # 160 kB
-    saver = manager(small_disk, model)
-    assert saver.save(1)
+    saver = manager(small_disk, model, mode)
+    assert saver.save(1, force=True)
     kept = model.weight.detach().clone()
     filler = small_disk / "filler"
     fill(filler)
     filler.write_bytes(bytes(filler.stat().st_size - 8192))  # room for a folder, not for the data
     nn.init.zeros_(model.weight)
     with caplog.at_level(logging.ERROR):
-        assert saver.save(2) is False
+        assert saver.save(2) is (mode == "async")  # on its way, or told at once
+        saver.close()
     assert "No space left on device" in caplog.text
     assert "the newest checkpoint is still step-1" in caplog.text
     with pytest.raises(CheckpointError, match="No space left on device"):
@@ -68,7 +70,7 @@ def test_a_full_disk_costs_one_save_and_nothing_else(small_disk, caplog):
     assert manager(small_disk, model).load() == 1
     assert torch.equal(model.weight, kept)
     filler.unlink()
-    assert saver.save(3) is True
+    assert saver.save(3, force=True) is True
 
 
 def save_with_a_limit(rank, world_size, folder, bad_rank):
