@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from hp_components import CrossEntropyLoss
 from hp_config import CommConfig, DebugConfig, ParallelismConfig
 from hp_protocols.errors import ConfigError, Fault
 from hp_protocols.testing import run_world
 from hp_trainer.environment import Environment, start_environment
+from hp_trainer.training_step import TrainingStep
 
 
 def _start() -> Environment:
@@ -68,3 +71,35 @@ def test_degrees_that_do_not_multiply_to_the_world_are_refused() -> None:
     with pytest.raises(ConfigError, match="4"):
         start_environment(ParallelismConfig(data_parallel_shard_degree=4), CommConfig(), DebugConfig())
     assert all("3" in said and "2" in said for said in run_world(_wrong_degrees, 2, init_process_group=False))
+
+
+def _layout(rank: int, world_size: int) -> tuple[object, ...]:
+    parallelism = ParallelismConfig(tensor_parallel_degree=2, context_parallel_degree=2)
+    environment = start_environment(parallelism, CommConfig(), DebugConfig())
+    # One rank alone may look at a mesh: all of them were built together.
+    alone = environment.main_first(lambda: environment.dp_rank if rank == 0 else 0)
+    step = TrainingStep(
+        environment=environment,
+        model=torch.nn.Identity(),
+        loss_fn=CrossEntropyLoss.Config().build(),
+        optimizer=None,  # type: ignore[arg-type]
+        lr_scheduler=None,  # type: ignore[arg-type]
+        max_norm=1.0,
+        micro_batches=1,
+    )
+    labels = torch.tensor([[1, 2, -100, 4], [-100, -100, 7, 8]])
+    fetched = step.fetch(iter([{"input": torch.arange(8).view(2, 4), "labels": labels}]))
+    assert fetched is not None
+    (batch,) = fetched.micro_batches
+    valid = step.agree(fetched, stop_wanted=False).valid_tokens
+    return alone, environment.dp_degree, batch["input"].tolist(), batch["labels"].tolist(), valid
+
+
+def test_ranks_that_share_rows_read_the_same_ones_and_count_each_label_once() -> None:
+    results = run_world(_layout, 4, init_process_group=False)
+    # Ranks of tensor parallelism are neighbours: 0 and 1 have the first stretch of every row, 2 and 3 the second.
+    first, second = [[1, 2], [-100, -100]], [[-100, 4], [7, 8]]
+    for (alone, dp_degree, rows, labels, valid), expected in zip(results, (first, first, second, second), strict=True):
+        assert (alone, dp_degree, valid) == (0, 1, 5)
+        assert rows == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert labels == expected
