@@ -6,6 +6,7 @@ import itertools
 
 import graph_jobs as jobs
 import pytest
+import schedule_jobs as random_jobs
 from graph_world import run_world
 
 
@@ -70,3 +71,9 @@ def test_all_ranks_issue_the_same_collectives_in_the_same_order(schedules):
     for overlap in ("True", "False"):
         sequences = [[(e["kind"], e["unit"], e["region"]) for e in one[overlap]] for one in schedules]
         assert sequences[0] == sequences[1]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_random_models_plans_and_passes_are_scheduled_soundly_and_give_the_same_bits(world):
+    seeds = list(range(16)) if world == 2 else list(range(100, 108))
+    assert run_world(random_jobs.random_schedules, world, seeds) == [[]] * world

@@ -100,6 +100,11 @@ def data_dependent_errors() -> tuple[type[BaseException], ...]:
     )
 
 
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors of a node's value, which may be a list of them."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
 def storage_id(tensor: torch.Tensor) -> int:
     """A number that is equal for tensors that share a storage."""
     return tensor.untyped_storage()._cdata

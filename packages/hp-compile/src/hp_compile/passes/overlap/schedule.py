@@ -2,18 +2,21 @@
 
 In: a graph whose communication nodes carry tags. Out: the same nodes in another order; no value changes. Gathers are
 launched one unit ahead; a reduction is waited for when the next unit's reduction has been launched. Collectives keep
-an order that depends on tags alone, so it is the same on all ranks.
+an order that depends on tags alone, so it is the same on all ranks. Nodes of a graph compare by place (`a < b`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from torch.fx import GraphModule, Node
 
+from hp_compile import _torch_compat as compat
 from hp_compile.passes.base import GraphPass
 from hp_compile.passes.parallel.views import is_view_of_first
+from hp_compile.tracer.repair import done
 
 
 class AutoOverlapPass(GraphPass):
@@ -36,7 +39,11 @@ def _is_view_of_wait(node: Node) -> bool:
     source = node.args[0] if node.args else None
     if not isinstance(source, Node) or "hp_comm" in source.meta:
         return False
-    return getattr(source.target, "_opname", "") == "wait_tensor" and is_view_of_first(node, source)
+    return _is_wait(source) and is_view_of_first(node, source)
+
+
+def _is_wait(node: Node) -> bool:
+    return getattr(node.target, "_opname", "") == "wait_tensor"
 
 
 class _Schedule:
@@ -50,18 +57,22 @@ class _Schedule:
 
     def sink_waits_of_forward(self) -> None:
         """Waits that came with the captured forward (tensor parallelism) sink to their first reader, views too."""
-        order = {node: at for at, node in enumerate(self.graph.nodes)}
+        waits = [node for node in self.graph.nodes if _is_wait(node) and "hp_comm" not in node.meta]
+        if not waits:
+            return
+        writes = [(node, _storages(node.all_input_nodes)) for node in self.graph.nodes if _is_mutable(node)]
         for node in reversed(list(self.graph.nodes)):
-            waits = getattr(node.target, "_opname", "") == "wait_tensor" and "hp_comm" not in node.meta
-            if not node.users or not (waits or _is_view_of_wait(node)):
+            wait = _is_wait(node) and "hp_comm" not in node.meta
+            if not node.users or not (wait or _is_view_of_wait(node)):
                 continue
             launch = node.all_input_nodes[0]
             # An operation in place may be read through the tensor that it writes, without the wait's result.
-            if waits and getattr(getattr(launch.target, "_schema", None), "is_mutable", False):
+            if wait and _is_mutable(launch):
                 continue
-            first = min(node.users, key=lambda user: order[user])
-            first.prepend(node)
-            order[node] = order[first]
+            # The collective reads its inputs until it is waited for.
+            held = _storages(launch.all_input_nodes if wait else [launch])
+            overwriting = [write for write, touched in writes if node < write and held & touched]
+            min([*node.users, *overwriting]).prepend(node)
 
     def launch_gathers_early(self) -> None:
         """The launch of each gather moves to where the gather before it is waited for.
@@ -70,11 +81,22 @@ class _Schedule:
         next one. Launching right before that wait, not after it, lets the two run side by side.
         """
         gathers = self._units("all_gather")
-        anchors = [self._first(buckets, "wait") for buckets in gathers]
-        for before, buckets in zip(anchors, gathers[1:], strict=False):
+        if not gathers:
+            return
+        # The first unit has none before it; its buckets go together.
+        places = [min(self._stages(gathers[0], "launch"))]
+        places += [min(self._stages(buckets, "wait")) for buckets in gathers[:-1]]
+        last = places[0]
+        for place, buckets in zip(places, gathers, strict=True):
             for bucket in buckets:
-                for node in self._stages(bucket, "prepare", "launch"):
-                    before.prepend(node)
+                for node in self._stages([bucket], "prepare", "launch"):
+                    # No earlier than what it reads (a pass of the user's own may have put something before a gather),
+                    # nor than the launch before it.
+                    after = max([last, *node.all_input_nodes])
+                    target = place if after < place else after.next
+                    if target < node:
+                        target.prepend(node)
+                    last = max(last, node)
 
     def wait_for_reductions_late(self) -> None:
         """What follows a reduction's launch moves behind the launch of the next unit's reduction, or to the end.
@@ -82,20 +104,14 @@ class _Schedule:
         No later: until it is waited for, a reduction holds the whole gradients of its unit.
         """
         reductions = self._units("reduce_scatter", "all_reduce")
-        order = {node: at for at, node in enumerate(self.graph.nodes)}
-        output = next(node for node in reversed(self.graph.nodes) if node.op == "output")
-        for at, buckets in enumerate(reductions):
-            following = reductions[at + 1] if at + 1 < len(reductions) else None
-            if following is None:
-                anchor = output
-            else:
-                launches = [node for bucket in following for node in self._stages(bucket, "launch")]
-                anchor = max(launches, key=lambda node: order[node]).next
+        output = self.graph.output_node()
+        for buckets, following in zip(reductions, [*reductions[1:], []], strict=True):
+            anchor = max(self._stages(following, "launch")).next if following else output
             for bucket in buckets:
                 moved = self._after_first_launch(bucket)
                 # A pass of the user's own may read reduced gradients earlier than that.
                 readers = {user for node in moved for user in node.users} - {*moved, output}
-                before = min((anchor, *readers), key=lambda node: order[node])
+                before = min([anchor, *readers])
                 for node in moved:
                     before.prepend(node)
 
@@ -104,23 +120,20 @@ class _Schedule:
         for nodes in self.buckets.values():
             if nodes[0].meta["hp_comm"].kind != "all_gather":
                 continue
-            order = {node: at for at, node in enumerate(self.graph.nodes)}
             for node in reversed(nodes):
                 if node.meta["hp_comm"].stage in ("wait", "finish") and node.users:
-                    first = min(node.users, key=lambda user: order[user])
-                    first.prepend(node)
-                    order[node] = order[first] - 0.5  # type: ignore[assignment]
+                    min(node.users).prepend(node)
 
     def _units(self, *kinds: str) -> list[list[int]]:
         """Buckets of one unit that follow each other, in the order of their first launch."""
         found: list[list[int]] = []
+        seen: set[int] = set()
         last: tuple[str, str] | None = None
         for node in self.graph.nodes:
             tag = node.meta.get("hp_comm")
-            if tag is None or tag.kind not in kinds or tag.stage != "launch":
+            if tag is None or tag.kind not in kinds or tag.stage != "launch" or tag.bucket in seen:
                 continue
-            if any(tag.bucket in group for group in found):
-                continue
+            seen.add(tag.bucket)
             if last == (tag.unit, tag.region):
                 found[-1].append(tag.bucket)
             else:
@@ -128,14 +141,19 @@ class _Schedule:
                 last = (tag.unit, tag.region)
         return found
 
-    def _stages(self, bucket: int, *stages: str) -> list[Node]:
-        return [node for node in self.buckets[bucket] if node.meta["hp_comm"].stage in stages]
-
-    def _first(self, buckets: list[int], stage: str) -> Node:
-        order = {node: at for at, node in enumerate(self.graph.nodes)}
-        return min((node for bucket in buckets for node in self._stages(bucket, stage)), key=lambda node: order[node])
+    def _stages(self, buckets: list[int], *stages: str) -> list[Node]:
+        return [node for bucket in buckets for node in self.buckets[bucket] if node.meta["hp_comm"].stage in stages]
 
     def _after_first_launch(self, bucket: int) -> list[Node]:
         nodes = self.buckets[bucket]
         at = next(place for place, node in enumerate(nodes) if node.meta["hp_comm"].stage == "launch")
         return nodes[at + 1 :]
+
+
+def _is_mutable(node: Node) -> bool:
+    operation = node.args[0] if node.target is done else node.target
+    return bool(getattr(getattr(operation, "_schema", None), "is_mutable", False))
+
+
+def _storages(nodes: Iterable[Node]) -> set[int]:
+    return {compat.storage_id(value) for node in nodes for value in compat.tensors_in(node.meta.get("val"))}

@@ -373,5 +373,4 @@ def collective_schedule(graph_module: GraphModule) -> list[tuple[Any, ...]]:
 
 
 def _shapes(node: Node) -> tuple[tuple[int, ...], ...]:
-    values = compat.pytree.tree_leaves(node.meta.get("val"))
-    return tuple(tuple(value.shape) for value in values if isinstance(value, torch.Tensor))
+    return tuple(tuple(value.shape) for value in compat.tensors_in(node.meta.get("val")))
