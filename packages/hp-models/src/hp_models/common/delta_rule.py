@@ -14,7 +14,7 @@ key, V channels of a value, C chunks, L tokens of a chunk, H = B·N.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hp_protocols.platform import F, ops
 
@@ -79,19 +79,17 @@ def chunk_terms(
     batch, seq_len, key_heads, key_dim = q_BSKE.shape
     heads, value_dim = v_BSNV.shape[2:]
     wide = ops.promote_types(v_BSNV.dtype, ops.float32)
-    length = min(CHUNK_SIZE, seq_len)
+    length = CHUNK_SIZE
     chunks = -(-seq_len // length)
 
     def by_chunk(x_BSHX: Tensor) -> Tensor:
         return _by_chunk(x_BSHX.to(wide), length, chunks)
 
-    q_CBKLE, k_CBKLE = by_chunk(q_BSKE), by_chunk(k_BSKE)
-    q_CBKLE = q_CBKLE * (_inverse_length(q_CBKLE) * key_dim**-0.5)
-    k_CBKLE = k_CBKLE * _inverse_length(k_CBKLE)
-    # Values and everything per value head: N = K groups of R heads that share a key.
+    q_CBKLE, k_CBKLE, v_CBNLV = by_chunk(q_BSKE), by_chunk(k_BSKE), by_chunk(v_BSNV)
+    q_CBKLE, k_CBKLE = _UnitLength.apply(q_CBKLE, key_dim**-0.5)[0], _UnitLength.apply(k_CBKLE, 1.0)[0]
+    # What differs between the R value heads of a key head has a dim for them; what is common broadcasts along it.
     group = (chunks, batch, key_heads, heads // key_heads, length)
-    v_CBNLV = by_chunk(v_BSNV)
-    beta_CBKR1L = by_chunk(beta_BSN).reshape(group).unsqueeze(-2)
+    beta_CBKRL1 = by_chunk(beta_BSN).reshape(*group, 1)
     log_CBKRL = by_chunk(g_BSN).reshape(group).cumsum(-1)
 
     sees = _document_masks(age_BS, batch, length, chunks, device=v_BSNV.device)
@@ -100,22 +98,20 @@ def chunk_terms(
     pair_CBKRLL = pair_CBKRLL.masked_fill(~sees.each_other, float("-inf")).exp()
     from_start_CBKRL, to_end_CBKRL = log_CBKRL.exp(), (log_CBKRL[..., -1:] - log_CBKRL).exp()
     carry_CBKR = from_start_CBKRL[..., -1]
-    if sees.chunk_start is not None and sees.chunk_end is not None and sees.whole_chunk is not None:
-        from_start_CBKRL = from_start_CBKRL * sees.chunk_start
-        to_end_CBKRL = to_end_CBKRL * sees.chunk_end
-        carry_CBKR = carry_CBKR * sees.whole_chunk
+    if sees.across is not None:
+        from_start_CBKRL = from_start_CBKRL * sees.across.chunk_start
+        to_end_CBKRL = to_end_CBKRL * sees.across.chunk_end
+        carry_CBKR = carry_CBKR * sees.across.whole_chunk
 
     kT_CBKEL = k_CBKLE.transpose(-1, -2)
-    keys_CBK1LL, queries_CBK1LL = (k_CBKLE @ kT_CBKEL).unsqueeze(3), (q_CBKLE @ kT_CBKEL).unsqueeze(3)
-    solved_CBKRLL = _solve_updates(keys_CBK1LL * pair_CBKRLL * beta_CBKR1L.transpose(-1, -2)) * beta_CBKR1L
+    written_CBKRLE = k_CBKLE.unsqueeze(3) * beta_CBKRL1
+    coupling_CBKRLL = (written_CBKRLE.flatten(3, 4) @ kT_CBKEL).unflatten(3, group[3:]) * pair_CBKRLL
     flat = (chunks, batch * heads, length)
-    update = solved_CBKRLL.reshape(chunks * batch * heads, length, length) @ v_CBNLV.flatten(0, 2)
-    reading = (solved_CBKRLL * from_start_CBKRL.unsqueeze(-2)).flatten(3, 4) @ k_CBKLE
     return ChunkTerms(
-        update_CHLV=update.reshape(*flat, value_dim),
-        reading_CHLE=reading.reshape(*flat, key_dim),
+        update_CHLV=_solve(coupling_CBKRLL, v_CBNLV.reshape(*group, value_dim) * beta_CBKRL1).reshape(*flat, value_dim),
+        reading_CHLE=_solve(coupling_CBKRLL, written_CBKRLE * from_start_CBKRL.unsqueeze(-1)).reshape(*flat, key_dim),
         query_CHLE=(q_CBKLE.unsqueeze(3) * from_start_CBKRL.unsqueeze(-1)).reshape(*flat, key_dim),
-        attention_CHLL=(queries_CBK1LL * pair_CBKRLL).reshape(*flat, length),
+        attention_CHLL=((q_CBKLE @ kT_CBKEL).unsqueeze(3) * pair_CBKRLL).reshape(*flat, length),
         key_CHLE=(k_CBKLE.unsqueeze(3) * to_end_CBKRL.unsqueeze(-1)).reshape(*flat, key_dim),
         carry_CH11=carry_CBKR.reshape(chunks, batch * heads, 1, 1),
         batch=batch,
@@ -160,30 +156,52 @@ def _by_chunk(x_BSHX: Tensor, length: int, chunks: int) -> Tensor:
     return x_BCLHX.permute(1, 0, 3, 2, *range(4, x_BCLHX.dim())).contiguous()
 
 
-def _inverse_length(x: Tensor) -> Tensor:
-    return ops.rsqrt(x.pow(2).sum(-1, keepdim=True) + NORM_EPS)
+class _UnitLength(ops.autograd.Function):
+    """scale · x / |x| over the last dim, by hand: autograd keeps and passes over twice as many tensors of this size."""
+
+    @staticmethod
+    def forward(x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        inverse = ops.rsqrt((x * x).sum(-1, keepdim=True) + NORM_EPS)
+        unit = x * inverse
+        return (unit if scale == 1.0 else unit * scale), inverse
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*output)
+        ctx.mark_non_differentiable(output[1])
+        ctx.scale = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor, None]:
+        y, inverse = ctx.saved_tensors
+        along = (grad * y).sum(-1, keepdim=True) * (-1.0 / ctx.scale**2)
+        return ops.addcmul(grad, y, along) * (inverse * ctx.scale), None
 
 
-def _solve_updates(coupling: Tensor) -> Tensor:
-    """(I + A)⁻¹, with A the strictly lower triangle of `coupling` [..., L, L]."""
-    length = coupling.shape[-1]
-    identity = ops.eye(length, dtype=coupling.dtype, device=coupling.device).expand_as(coupling)
-    return ops.linalg.solve_triangular(coupling, identity, upper=False, unitriangular=True)
+def _solve(coupling: Tensor, right: Tensor) -> Tensor:
+    """x of (I + A) x = right, with A the strictly lower triangle of `coupling` [..., L, L]."""
+    return ops.linalg.solve_triangular(coupling, right, upper=False, unitriangular=True)
+
+
+@dataclass(frozen=True)
+class _AcrossChunks:
+    """What of a chunk's tokens belongs to the same document as tokens outside the chunk.
+
+    `chunk_start` [C, B, 1, 1, L]: the token's document was there before the chunk; `chunk_end` [C, B, 1, 1, L]: it is
+    that of the chunk's last token; `whole_chunk` [C, B, 1, 1]: one document from before the chunk to its end.
+    """
+
+    chunk_start: Tensor
+    chunk_end: Tensor
+    whole_chunk: Tensor
 
 
 @dataclass(frozen=True)
 class _DocumentMasks:
-    """Which tokens of a chunk share a document; None where there is one document per row.
-
-    `each_other` is causal too. It broadcasts to [C, B, K, R, L, L], `chunk_start` (the document was there before the
-    chunk) and `chunk_end` (it is still there at the end of the chunk) to [C, B, K, R, L], `whole_chunk` (one document
-    from before the chunk to its end) to [C, B, K, R].
-    """
+    """Which tokens of a chunk see each other (causal, [L, L] or [C, B, 1, 1, L, L]); `across` None: all documents do."""
 
     each_other: Tensor
-    chunk_start: Tensor | None = None
-    chunk_end: Tensor | None = None
-    whole_chunk: Tensor | None = None
+    across: _AcrossChunks | None = None
 
 
 def _document_masks(
@@ -203,7 +221,9 @@ def _document_masks(
     last_CB111 = age_CB11L[..., -1:]
     return _DocumentMasks(
         each_other=causal_LL & (distance_LL <= age_CB11L.unsqueeze(-1)),
-        chunk_start=age_CB11L > place_L,
-        chunk_end=place_L >= length - 1 - last_CB111,
-        whole_chunk=last_CB111[..., 0] >= length,
+        across=_AcrossChunks(
+            chunk_start=age_CB11L > place_L,
+            chunk_end=place_L >= length - 1 - last_CB111,
+            whole_chunk=last_CB111[..., 0] >= length,
+        ),
     )

@@ -62,10 +62,10 @@ class GatedDeltaRule(Module):
             age_BS: how many tokens of its document come before each token; default: one document per row.
         """
         wide = ops.promote_types(a_BSN.dtype, ops.float32)
-        decay_BSN = a_BSN.to(wide) + dt_bias
-        # softplus; the backward pass of the operator of that name gives strides that depend on the device, which a
-        # traced graph cannot know.
-        decay_BSN = -A_log.to(wide).exp() * ops.logaddexp(decay_BSN, ops.zeros_like(decay_BSN))
+        # In two dims: the gradient of softplus has strides that a traced graph does not foresee, and only a view that
+        # joins dims would mind.
+        pace_TN = F.softplus((a_BSN.to(wide) + dt_bias).flatten(0, 1))
+        decay_BSN = -A_log.to(wide).exp() * pace_TN.unflatten(0, a_BSN.shape[:2])
         terms = chunk_terms(
             self.convolved(q_BSX, conv_q, age_BS).unflatten(-1, (-1, self.key_head_dim)),
             self.convolved(k_BSX, conv_k, age_BS).unflatten(-1, (-1, self.key_head_dim)),
@@ -129,9 +129,8 @@ class GatedDeltaNet(Module):
             updates; between chunks three products with the state. The solution of the triangular system itself and
             the convolutions (W products per channel) are not counted, being some hundredths of that.
             """
-            length = min(CHUNK_SIZE, seq_len)
-            within = 2 * self.num_key_heads * length * self.key_head_dim
-            within += self.num_value_heads * length * (2 * self.value_head_dim + self.key_head_dim)
+            within = 2 * self.num_key_heads * CHUNK_SIZE * self.key_head_dim
+            within += self.num_value_heads * CHUNK_SIZE * (2 * self.value_head_dim + self.key_head_dim)
             between = 3 * self.num_value_heads * self.key_head_dim * self.value_head_dim
             return 6 * (within + between)
 

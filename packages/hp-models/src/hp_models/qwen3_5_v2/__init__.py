@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from hp_models.qwen3_5_v2.model import Qwen3_5Model, qwen3_5_config
     from hp_models.qwen3_5_v2.parallelize import parallelize_qwen3_5_v2
     from hp_models.qwen3_5_v2.sharding import set_qwen3_5_sharding_config
+    from hp_models.qwen3_5_v2.state_dict import Qwen3_5StateDictAdapter
     from hp_protocols.model_spec import ModelSpec
 
 __all__ = [
     "Qwen3_5Model",
+    "Qwen3_5StateDictAdapter",
     "debugmodel",
     "get_model_spec",
     "parallelize_qwen3_5_v2",
@@ -30,6 +32,7 @@ __all__ = [
 
 _HOME = {
     "Qwen3_5Model": "model",
+    "Qwen3_5StateDictAdapter": "state_dict",
     "debugmodel": "flavors",
     "parallelize_qwen3_5_v2": "parallelize",
     "qwen3_5_config": "model",
@@ -61,19 +64,21 @@ class SpecFactory:
                     hint=f"did you mean {near}?" if near else None,
                 )
             )
-        from hp_models.qwen3_5_v2 import flavors
+        from hp_models.qwen3_5_v2.flavors import flavor_config
         from hp_models.qwen3_5_v2.parallelize import parallelize_qwen3_5_v2
+        from hp_models.qwen3_5_v2.state_dict import Qwen3_5StateDictAdapter
         from hp_protocols.model_spec import ModelSpec
 
         return ModelSpec(
             name="qwen3_5_v2",
             flavor=name,
-            model=getattr(flavors, name)(),
+            model=flavor_config(name),
             parallelize_fn=parallelize_qwen3_5_v2,
+            state_dict_adapter=Qwen3_5StateDictAdapter,
         )
 
 
-get_model_spec = SpecFactory(flavors=("debugmodel",), default_flavor="debugmodel")
+get_model_spec = SpecFactory(flavors=("debugmodel", "0.8B", "2B", "4B", "9B", "27B"), default_flavor="debugmodel")
 
 
 def __getattr__(name: str) -> Any:

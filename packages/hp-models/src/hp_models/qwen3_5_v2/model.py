@@ -6,9 +6,10 @@ with an initialiser for every parameter; `update_from_config` adds what a run de
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hp_models.common.attention import GQAttention, ScaledDotProductAttention
 from hp_models.common.decoder import Decoder, TransformerBlock
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Qwen3_5Model", "qwen3_5_config"]
 
-LAYER_TYPES = ("full_attention", "linear_attention")
+FULL_ATTENTION, LINEAR_ATTENTION = LAYER_TYPES = ("full_attention", "linear_attention")
 """What a layer's mixer can be: gated softmax attention, or Gated DeltaNet."""
 
 DECAY_RATES = (0.01, 16.0)
@@ -39,6 +40,27 @@ class Qwen3_5Model(Decoder):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Decoder.Config):
+        @classmethod
+        def from_hf_config(cls, source: Mapping[str, Any] | str | os.PathLike[str]) -> Qwen3_5Model.Config:
+            """The config tree for a published `config.json`, given as its content or as the folder that holds it.
+
+            Raises:
+                ConfigError: a field that this model cannot honour, or does not know; all of them at once.
+            """
+            from hp_models.qwen3_5_v2.hf_config import config_from_hf
+
+            return config_from_hf(source)
+
+        def to_hf_config(self) -> dict[str, Any]:
+            """The content of a `config.json` from which transformers builds this model.
+
+            Raises:
+                ConfigError: layers that differ in more than their type, which such a file cannot say.
+            """
+            from hp_models.qwen3_5_v2.hf_config import config_to_hf
+
+            return config_to_hf(self)
+
         def update_from_config(self, *, trainer_config: TrainerConfig) -> None:
             """Check the run against the model; fill the sequence length and every sharding declaration."""
             super().update_from_config(trainer_config=trainer_config)
@@ -135,7 +157,7 @@ def qwen3_5_config(
         )
 
     def layer(layer_type: str) -> TransformerBlock.Config:
-        full = layer_type == "full_attention"
+        full = layer_type == FULL_ATTENTION
         return TransformerBlock.Config(
             input_layernorm=norm(hidden_size),
             self_attn=attention() if full else None,
