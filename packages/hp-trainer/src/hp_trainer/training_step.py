@@ -107,7 +107,7 @@ class TrainingStep:
         valid, stops, empty = environment.sum_over_world(sums.to(environment.device)).tolist()
         if empty not in (0, environment.world_size):
             raise RuntimeError(f"{empty} of {environment.world_size} ranks have no data left; the others have")
-        # Ranks that share a sequence count the same tokens.
+        # Ranks that share the weights of a layer count the same tokens.
         return Agreement(valid // environment.ranks_per_batch, stops > 0)
 
     def run(self, fetched: Fetched, valid_tokens: int) -> StepResult:
