@@ -23,8 +23,8 @@ __all__ = ["tokenise"]
 log = logging.getLogger(__name__)
 
 # Text handed to the library at once, which encodes it on all cores. It keeps some hundred bytes per token while at it.
-BATCH_CHARACTERS = 4 * 2**20
-PIECE_CHARACTERS = 2**17
+BATCH_CHARACTERS = 2 * 2**20
+PIECE_CHARACTERS = 2**15
 # A document that cannot be cut is encoded in one go, at some hundred bytes of memory per token.
 LARGEST_UNCUT = 256 * 2**20
 PROGRESS_SECONDS = 10.0
