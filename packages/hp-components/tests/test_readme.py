@@ -1,4 +1,4 @@
-"""The README's example runs as it stands, and resumes when it is run again."""
+"""The README's examples run as they stand, and the first one resumes when it is run again."""
 
 import re
 from pathlib import Path
@@ -11,8 +11,18 @@ from hp_components.metrics import read_records
 README = Path(__file__).parents[1] / "README.md"
 
 
+def examples() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(1, len(examples())))
+def test_every_other_example_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(examples()[number], str(README), "exec"), {})
+
+
 def test_the_readmes_example_runs_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    block = examples()[0]
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         exec(compile(block, str(README), "exec"), {})
