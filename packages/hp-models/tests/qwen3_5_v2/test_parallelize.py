@@ -18,8 +18,12 @@ SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
-    "layer_types": ["full_attention"] * 2,
+    "layer_types": ["full_attention", "linear_attention"],
     "mrope_section": (1, 1, 0),
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
 }
 EVEN, UNEVEN = 64, 61
 """Vocabularies that two ranks can and cannot cut into equal halves."""
@@ -84,6 +88,8 @@ def move_norms(model):
         for index, (name, parameter) in enumerate(model.named_parameters()):
             if "norm" in name:
                 parameter.add_(0.1 * (index % 7 + 1))
+            elif "A_log" in name:
+                parameter.mul_(0.3).sub_(2.0)  # Slow decay: fast ones have hardly a gradient.
 
 
 def gathered(model):
@@ -170,8 +176,11 @@ def reduced_in(world_size, **options):
     return all(torch.equal(whole(p.grad).bfloat16().to(p.grad.dtype), whole(p.grad)) for p in model.parameters())
 
 
-BETWEEN_BLOCKS = ("embed_tokens", "layers.0", "layers.0.self_attn", "layers.0.mlp", "norm")
-WITHIN_BLOCKS = ("layers.0.self_attn.q_proj", "layers.0.self_attn.k_norm", "layers.0.mlp.up_proj")
+BETWEEN_BLOCKS = ("embed_tokens", "layers.0", "layers.0.self_attn", "layers.0.mlp", "layers.1.linear_attn", "norm")
+WITHIN_BLOCKS = (
+    *("layers.0.self_attn.q_proj", "layers.0.self_attn.k_norm", "layers.0.mlp.up_proj"),
+    *("layers.1.linear_attn.in_proj_q", "layers.1.linear_attn.in_proj_a", "layers.1.linear_attn.norm"),
+)
 PARTS = (*BETWEEN_BLOCKS, *WITHIN_BLOCKS, "lm_head")
 
 
@@ -287,6 +296,7 @@ CASES_OF_FOUR = {
     **{f"init {s}": (initial_state, {"dims": {"tp": 2, "dp_shard": 2}, **SHAPES[s]}) for s in SHAPES},
     "step": (step, {"dims": {"tp": 2, "dp_shard": 2}}),
     "step hsdp": (step, {"dims": {"dp_replicate": 2, "dp_shard": 2}}),
+    "step replicated tp": (step, {"dims": {"dp_replicate": 2, "tp": 2, "dp_shard": 1}}),
 }
 
 
@@ -338,8 +348,9 @@ def test_two_processes_compute_what_one_does(of_two, case):
     assert_agrees(of_two[case], reference)
 
 
-def test_tensor_and_data_parallelism_together_compute_what_one_process_does(of_four):
-    results = of_four["step"]
+@pytest.mark.parametrize("case", ["step", "step replicated tp"])
+def test_tensor_and_data_parallelism_together_compute_what_one_process_does(of_four, case):
+    results = of_four[case]
     # Ranks 0 and 1 share the first half of the rows, ranks 2 and 3 the second.
     assert_agrees([results[0], results[2]], step(1))
     assert_agrees([results[1], results[3]], step(1))
