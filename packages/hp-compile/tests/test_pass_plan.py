@@ -115,9 +115,19 @@ def test_enabled_defaults_to_something_is_listed():
     assert create_sharding_plan_from_yaml({"fsdp": {}}) == PassPlan()
 
 
+def test_the_rest_is_a_choice_in_code_and_in_yaml():
+    read = create_sharding_plan_from_yaml({"fsdp": {"modules": [{"name": "embed"}], "rest": True}})
+    assert read == PassPlan({"embed": FSDPModuleConfig()}, fsdp_rest=True)
+    assert create_sharding_plan_from_yaml({"fsdp": {"rest": True}}) == PassPlan(fsdp_rest=True)
+    assert plan(modules=("embed",)).merge(read).fsdp_rest
+    with pytest.raises(ValueError, match=r"fsdp_rest='yes' is not allowed"):
+        PassPlan(fsdp_rest="yes")
+
+
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
+        ({"fsdp": {"rest": 1}}, r"fsdp\.rest=1.*true or false"),
         ({"model": {}}, r"model is an unknown key; allowed: fsdp"),
         ({"fsdp": {"fsdp": {}}}, r"fsdp\.fsdp is an unknown key"),
         ({"fsdp": {"module": []}}, r"fsdp\.module is an unknown key.*did you mean 'modules'"),

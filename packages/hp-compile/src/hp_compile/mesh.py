@@ -165,22 +165,23 @@ def _mesh_of_context(config: PassConfig, context: Any) -> DeviceMesh:
     mesh = getattr(context, "fsdp_non_moe_mesh", None)
     if mesh is not None:
         names = mesh.mesh_dim_names or ()
-        if "fsdp_shard" not in names:
-            raise ValueError(f"mesh_context.fsdp_non_moe_mesh has dims {names}; it needs 'fsdp_shard'")
-        replicas = mesh["fsdp_replicate"].size() if "fsdp_replicate" in names else None
+        shard, replicate = getattr(context, "fsdp_dims", ("fsdp_shard", "fsdp_replicate"))
+        if shard not in names:
+            raise ValueError(f"mesh_context.fsdp_non_moe_mesh has dims {names}; it needs {shard!r}")
+        replicas = mesh[replicate].size() if replicate in names else None
         if config.dp_mode == "hsdp":
             if replicas is None:
                 raise ValueError(
-                    f"dp_mode='hsdp', but mesh_context.fsdp_non_moe_mesh has dims {names}; it needs 'fsdp_replicate' "
-                    "and 'fsdp_shard'"
+                    f"dp_mode='hsdp', but mesh_context.fsdp_non_moe_mesh has dims {names}; it needs {replicate!r} "
+                    f"and {shard!r}"
                 )
-            return mesh["fsdp_replicate", "fsdp_shard"]
-        if (replicas or 1) > 1 and (config.dp_mode == "fsdp" or mesh["fsdp_shard"].size() > 1):
+            return mesh[replicate, shard]
+        if (replicas or 1) > 1 and (config.dp_mode == "fsdp" or mesh[shard].size() > 1):
             raise ValueError(
                 f"dp_mode={config.dp_mode!r}, but mesh_context.fsdp_non_moe_mesh has {replicas} replicas on "
-                "'fsdp_replicate', which would drift apart; set dp_mode='hsdp'"
+                f"{replicate!r}, which would drift apart; set dp_mode='hsdp'"
             )
-        return mesh["fsdp_replicate"] if (replicas or 1) > 1 else mesh["fsdp_shard"]
+        return mesh[replicate] if (replicas or 1) > 1 else mesh[shard]
     mesh = getattr(context, "device_mesh", None)
     if mesh is None:
         raise ValueError(

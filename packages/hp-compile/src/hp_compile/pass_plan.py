@@ -41,11 +41,13 @@ class PassPlan:
     """The modules to shard, by exact FQN and by pattern (`*` crosses dots).
 
     An empty plan shards nothing: every parameter is replicated and its gradient all-reduced. That is
-    not the same as no plan at all (`None`), which lets the pass find the units.
+    not the same as no plan at all (`None`), which lets the pass find the units. With `fsdp_rest`, what no entry
+    names is sharded too, as one more unit, like the parameters that FSDP2 leaves to its root.
     """
 
     fsdp_modules: dict[str, FSDPModuleConfig] = field(default_factory=dict)
     fsdp_patterns: dict[str, FSDPModuleConfig] = field(default_factory=dict)
+    fsdp_rest: bool = False
 
     def __post_init__(self) -> None:
         for registry in ("fsdp_modules", "fsdp_patterns"):
@@ -58,6 +60,8 @@ class PassPlan:
                     raise ValueError(f"{registry}[{name!r}]={config!r} is not allowed; allowed: an FSDPModuleConfig")
             # A copy: a plan does not change when the caller's dict does.
             object.__setattr__(self, registry, dict(entries))
+        if not isinstance(self.fsdp_rest, bool):
+            raise ValueError(f"fsdp_rest={self.fsdp_rest!r} is not allowed; allowed: True or False")
 
     def lookup(self, fqn: str) -> FSDPModuleConfig | None:
         """The entry that names `fqn` itself: the exact one, else the first pattern that matches."""
@@ -75,6 +79,7 @@ class PassPlan:
         return PassPlan(
             fsdp_modules={**self.fsdp_modules, **other.fsdp_modules},
             fsdp_patterns={**self.fsdp_patterns, **other.fsdp_patterns},
+            fsdp_rest=self.fsdp_rest or other.fsdp_rest,
         )
 
     def resolve(self, module_fqns: Iterable[str], param_fqns: Iterable[str]) -> PlanUnits:
@@ -119,7 +124,7 @@ class PassPlan:
 
 
 def create_sharding_plan_from_yaml(path_or_mapping: str | Path | Mapping[str, Any]) -> PassPlan:
-    """Read a plan: `fsdp: {enabled: bool, modules: [{name: …}], patterns: [{pattern: …}]}`.
+    """Read a plan: `fsdp: {enabled: bool, modules: [{name: …}], patterns: [{pattern: …}], rest: bool}`.
 
     `enabled` defaults to "something is listed"; with `enabled: false` the plan is empty.
 
@@ -161,17 +166,20 @@ class _StrictLoader(yaml.SafeLoader):
 
 def _read_plan(content: Any, file: str) -> PassPlan:
     root = _mapping(content, "the top level", file, ("fsdp",))
-    section = _mapping(root.get("fsdp", {}), "fsdp", file, ("enabled", "modules", "patterns"))
+    section = _mapping(root.get("fsdp", {}), "fsdp", file, ("enabled", "modules", "patterns", "rest"))
     modules = _names(section.get("modules", []), "fsdp.modules", "name", file)
     patterns = _names(section.get("patterns", []), "fsdp.patterns", "pattern", file)
-    enabled = section.get("enabled", bool(modules or patterns))
-    if not isinstance(enabled, bool):
-        raise ValueError(f"{file}fsdp.enabled={enabled!r} is not allowed; allowed: true or false")
+    rest = section.get("rest", False)
+    enabled = section.get("enabled", bool(modules or patterns or rest))
+    for key, value in (("enabled", enabled), ("rest", rest)):
+        if not isinstance(value, bool):
+            raise ValueError(f"{file}fsdp.{key}={value!r} is not allowed; allowed: true or false")
     if not enabled:
         return PassPlan()
     return PassPlan(
         fsdp_modules={name: FSDPModuleConfig() for name in modules},
         fsdp_patterns={pattern: FSDPModuleConfig() for pattern in patterns},
+        fsdp_rest=rest,
     )
 
 

@@ -64,7 +64,7 @@ def resolve_units(model: nn.Module, plan: PassPlan | None, *, reshard: bool = Tr
     rest += tuple(slot.fqn for key, slot in slots.items() if key not in taken)
     if rest:
         # FSDP2 keeps the root gathered: backward starts with it.
-        units.append(Unit("", rest, planned=plan is None, reshard=False))
+        units.append(Unit("", rest, planned=plan is None or plan.fsdp_rest, reshard=False))
     return units
 
 
