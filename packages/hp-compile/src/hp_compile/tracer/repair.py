@@ -31,7 +31,14 @@ def refuse_random_numbers_in_backward(graph_module: GraphModule) -> None:
 
 
 def draws_random_numbers(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    # Attention kernels are tagged for their dropout, and draw nothing where there is none.
+    for index, argument in enumerate(node.target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            return given != 0.0
+    return True
 
 
 def let_views_meet_real_strides(graph_module: GraphModule) -> None:
