@@ -208,7 +208,16 @@ def test_a_model_that_cannot_hand_out_its_projection_is_refused():
     CrossEntropyLoss.Config().build().check_model(nn.Sequential())
 
 
+def test_the_field_and_the_class_make_the_same_thing():
+    loss_fn = CrossEntropyLoss.Config(num_chunks=3).build()
+    assert type(loss_fn) is ChunkedCELoss
+    assert loss_fn.num_chunks == 3
+    assert type(CrossEntropyLoss.Config().build()) is CrossEntropyLoss
+
+
 def test_numbers_that_cannot_be_are_refused():
+    with pytest.raises(ConfigError, match=r"loss\.num_chunks: -1 is no number of parts; allowed: 0 or more"):
+        CrossEntropyLoss.Config(num_chunks=-1).build()
     with pytest.raises(ConfigError, match=r"loss\.num_chunks: 0 is no number of parts"):
         chunked(0)
     ids_BS, labels_BS = batch()

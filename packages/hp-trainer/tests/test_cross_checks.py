@@ -34,7 +34,7 @@ def test_a_captured_step_takes_neither_steps_in_backward_nor_chunks():
     config.loss = ChunkedCELoss.Config()
     assert [fault.where for fault in cross_faults(config)] == [
         "optimizer.in_backward, compile.mode",
-        "loss, compile.mode",
+        "loss.num_chunks, compile.mode",
     ]
 
 

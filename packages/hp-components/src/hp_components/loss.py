@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from hp_components.loss_parallel import local_logits, parallel_cross_entropy_sum
 from hp_protocols.configurable import Configurable
+from hp_protocols.errors import ConfigError, Fault
 
 __all__ = ["BaseLoss", "CrossEntropyLoss"]
 
@@ -63,11 +64,32 @@ class CrossEntropyLoss(BaseLoss):
     Labels are already shifted: `labels_BS[b, s]` is the token that `logits_BSV[b, s]` predicts. Without a single
     valid token the sum is 0 and every gradient is 0. Logits that tensor parallelism left cut along the vocabulary are
     not gathered: each rank works on its own columns (loss parallel); every rank of the group gets the same sum.
+    Made with `num_chunks`, it is a `ChunkedCELoss`.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseLoss.Config):
-        """Nothing beyond `ignore_index`."""
+        num_chunks: int = 0
+        """Parts into which each row is cut; the logits of one part exist at a time, which saves memory where the
+        vocabulary is large. 0: all logits at once."""
+
+        def faults(self, path: str) -> list[Fault]:
+            """A number of chunks that cannot be."""
+            if self.num_chunks >= 0:
+                return []
+            return [Fault(f"{path}.num_chunks", f"{self.num_chunks} is no number of parts", allowed="0 or more")]
+
+    def __new__(cls, config: Config) -> Self:
+        if cls is CrossEntropyLoss and config.num_chunks:
+            from hp_components.loss_chunked import ChunkedCELoss
+
+            cls = cast(type[Self], ChunkedCELoss)
+        return super().__new__(cls)
+
+    def __init__(self, config: Config) -> None:
+        if faults := config.faults("loss"):
+            raise ConfigError(faults)
+        super().__init__(config)
 
     def __call__(self, logits_BSV: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
         part = None

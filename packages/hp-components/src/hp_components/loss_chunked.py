@@ -53,9 +53,7 @@ class ChunkedCELoss(CrossEntropyLoss):
                 return []
             return [Fault(f"{path}.num_chunks", f"{self.num_chunks} is no number of parts", allowed="at least 1")]
 
-    def __init__(self, config: Config) -> None:
-        if faults := config.faults("loss"):
-            raise ConfigError(faults)
+    def __init__(self, config: CrossEntropyLoss.Config) -> None:
         super().__init__(config)
         self.num_chunks = config.num_chunks
 
@@ -69,7 +67,7 @@ class ChunkedCELoss(CrossEntropyLoss):
                 Fault(
                     "loss",
                     f"ChunkedCELoss needs a model whose forward takes output_fn; {type(model).__name__} takes none",
-                    hint="use CrossEntropyLoss",
+                    hint="use CrossEntropyLoss with num_chunks=0",
                 )
             )
 

@@ -17,12 +17,20 @@ if TYPE_CHECKING:
     from hp_components import BaseDataLoader
     from hp_trainer.hyper_trainer import HyperTrainer
 
-__all__ = ["cross_faults", "document_mask_faults"]
+__all__ = ["cross_faults", "document_mask_faults", "machine_faults"]
 
 
 def cross_faults(config: HyperTrainer.Config) -> list[Fault]:
     """Every combination of sections that cannot be trained."""
     return [*_in_backward_faults(config), *_graph_faults(config)]
+
+
+def machine_faults(config: HyperTrainer.Config) -> list[Fault]:
+    """What this machine lacks for this run: extras that are not installed, an accelerator.
+
+    Kept apart from the faults of the values, with which the config of a run could not be read on another machine.
+    """
+    return [*config.metrics.machine_faults("metrics"), *config.profiler.machine_faults("profiler")]
 
 
 def document_mask_faults(dataloader: BaseDataLoader, model: nn.Module) -> list[Fault]:
@@ -57,9 +65,9 @@ def _graph_faults(config: HyperTrainer.Config) -> list[Fault]:
     if config.optimizer.in_backward:
         problem = "Graph Mode updates parameters after backward"
         faults.append(Fault("optimizer.in_backward, compile.mode", problem, hint="drop in_backward"))
-    if hasattr(config.loss, "num_chunks"):
+    if getattr(config.loss, "num_chunks", 0):
         problem = "Graph Mode does not capture a loss that is computed in chunks"
-        faults.append(Fault("loss, compile.mode", problem, hint="use CrossEntropyLoss"))
+        faults.append(Fault("loss.num_chunks, compile.mode", problem, hint="--loss.num_chunks 0"))
     if getattr(config.dataloader, "document_mask", False):
         problem = "Graph Mode repeats one captured step, and the boundaries of documents differ from batch to batch"
         hint = "--dataloader.document_mask=false"
