@@ -130,7 +130,7 @@ KINDS = {
 TP2, TP4 = {"tp": 2, "dp_shard": 1}, {"tp": 4, "dp_shard": 1}
 CP2, CP4 = {"cp": 2, "dp_shard": 1}, {"cp": 4, "dp_shard": 1}
 TP2_FSDP4, ALL = {"tp": 2, "dp_shard": 4}, {"tp": 2, "cp": 2, "dp_shard": 2}
-# World size → layout → options. These in every kind …
+# World size → layout → options. These in fp64 and fp32, and in several chunks where stretches are exchanged …
 LAYOUTS = {
     2: {"fsdp 2": {}, "tp 2": {"dims": TP2}, "cp 2": {"dims": CP2}},
     # Tensor parallelism over more ranks than key/value heads.
@@ -158,7 +158,12 @@ VARIANTS = {
 }
 CASES = {
     world_size: {
-        **{(layout, kind): options for layout, options in LAYOUTS[world_size].items() for kind in KINDS},
+        **{
+            (layout, kind): options
+            for layout, options in LAYOUTS[world_size].items()
+            for kind in KINDS
+            if "chunks" not in kind or "cp" in layout
+        },
         **{(layout, "fp64"): options for layout, options in VARIANTS[world_size].items()},
     }
     for world_size in LAYOUTS
