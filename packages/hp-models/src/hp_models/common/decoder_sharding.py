@@ -211,7 +211,8 @@ def set_gated_delta_rule_local_map(rule_cfg: GatedDeltaRule.Config) -> None:
     by_channel = dense_activation_placement(tp=Shard(CHANNELS))
     parameter = dense_param_placement(tp=Shard(0))
     # Ranks with other rows or tokens compute other parts of a parameter's gradient.
-    gradient = {axis: Partial() for axis in (*DATA_AXES, MeshAxisName.CP)} | {MeshAxisName.TP: Shard(0)}
+    gradient: NamedPlacement = {axis: Partial() for axis in (*DATA_AXES, MeshAxisName.CP)}
+    gradient[MeshAxisName.TP] = Shard(0)
     activations = ("q_BSX", "k_BSX", "v_BSY", "a_BSN", "b_BSN")
     parameters = ("conv_q", "conv_k", "conv_v", "A_log", "dt_bias")
     age = dense_activation_placement(tp=Replicate())
