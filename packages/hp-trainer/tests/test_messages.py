@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hp_components import CheckpointManager
+from hp_components import CheckpointManager, MetricsProcessor, Profiler
 from hp_trainer import Launch, TrainResult
 from hp_trainer.cli.messages import STARTED_BY, closing
 
@@ -18,6 +18,8 @@ def told(reason: str = "finished", *, nproc: int = 1, saved: bool = True, **chec
         recipe="qwen3_5_v2.debug",
         dataloader=SimpleNamespace(dataset_path=None),
         checkpoint=CheckpointManager.Config(**checkpoint),
+        metrics=MetricsProcessor.Config(),
+        profiler=Profiler.Config(),
     )
     trainer = SimpleNamespace(config=config)
     return closing(trainer, TrainResult(8, reason, Path("runs/a"), saved), Launch(nproc=nproc))  # type: ignore[arg-type]

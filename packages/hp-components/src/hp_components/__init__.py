@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hp_components.optimizer import OptimizersContainer
     from hp_components.optimizer_groups import ParamGroupConfig
     from hp_components.optimizer_in_backward import OptimizersInBackwardContainer
+    from hp_components.profiler import Profiler
     from hp_components.tokenizer import BaseTokenizer, CorpusTokenizer, HuggingFaceTokenizer
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "OptimizersContainer",
     "OptimizersInBackwardContainer",
     "ParamGroupConfig",
+    "Profiler",
     "RunLock",
     "TextDataLoader",
 ]
@@ -67,6 +69,7 @@ _HOME = {
     "OptimizersContainer": "optimizer",
     "OptimizersInBackwardContainer": "optimizer_in_backward",
     "ParamGroupConfig": "optimizer_groups",
+    "Profiler": "profiler",
     "RunLock": "checkpoint",
     "TextDataLoader": "data",
 }

@@ -92,9 +92,11 @@ def tensorboard_curves():
 @pytest.fixture
 def wandb_records():
     """What an offline W&B run has kept, read from its files in the order in which `wandb sync` sends them."""
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
     def read(folder):
+        wandb.teardown()  # its process may still be writing
         return [
             Record.FromString(data)
             for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=_age)

@@ -22,6 +22,7 @@ from hp_components import (
     LRSchedulersContainer,
     MetricsProcessor,
     OptimizersContainer,
+    Profiler,
     TextDataLoader,
 )
 from hp_components.data import build_tokenizer
@@ -39,7 +40,8 @@ from hp_protocols import Configurable, ModelSpec
 from hp_protocols.errors import ConfigError, Fault
 from hp_trainer import environment as env
 from hp_trainer._torch_compat import set_collective_timeout
-from hp_trainer.cross_checks import cross_faults, document_mask_faults
+from hp_trainer.cross_checks import cross_faults, document_mask_faults, machine_faults
+from hp_trainer.graph_mode import GraphMode, start_graph_mode
 from hp_trainer.model_building import build_model, build_state_dict_adapter, check_vocabulary
 from hp_trainer.run_folder import RunFolder, default_run_folder
 from hp_trainer.signals import StopRequest
@@ -86,6 +88,7 @@ class HyperTrainer(Configurable):
         comm: CommConfig = field(default_factory=CommConfig)
         checkpoint: CheckpointManager.Config = field(default_factory=CheckpointManager.Config)
         metrics: MetricsProcessor.Config = field(default_factory=MetricsProcessor.Config)
+        profiler: Profiler.Config = field(default_factory=Profiler.Config)
         validation: Validator.Config = field(default_factory=Validator.Config)
         debug: DebugConfig = field(default_factory=DebugConfig)
 
@@ -107,16 +110,19 @@ class HyperTrainer(Configurable):
         return [
             self.start_environment,
             self.check_layout,
+            self.check_machine,
             self.choose_run_folder,
             self.hold_existing_run,
             self.choose_seed,
             self.build_tokenizer,
             self.build_dataloader,
             self.build_model,
+            self.build_loss,
             self.build_optimizer,
             self.build_training_step,
             self.build_validator,
             self.build_metrics,
+            self.build_profiler,
             self.build_checkpointer,
             self.load_checkpoint,
         ]
@@ -129,6 +135,13 @@ class HyperTrainer(Configurable):
     def check_layout(self) -> None:
         if faults := [*check_layout(self.config, self.environment.world_size), *cross_faults(self.config)]:
             raise ConfigError(faults)
+
+    def check_machine(self) -> None:
+        def check() -> None:
+            if faults := machine_faults(self.config):
+                raise ConfigError(faults)
+
+        self.environment.agree(check)
 
     def choose_run_folder(self) -> None:
         chosen = self.config.dump_folder or str(default_run_folder(self.config.recipe))
@@ -182,8 +195,17 @@ class HyperTrainer(Configurable):
         # Each data-parallel rank drops out different elements; resumed runs restore the state from the checkpoint.
         self.environment.platform.manual_seed(self.seed + 1 + self.environment.dp_rank)
 
+    def build_loss(self) -> None:
+        self.loss_fn: BaseLoss = self.config.loss.build()
+        self.loss_fn.check_model(self.model.module)
+
     def build_optimizer(self) -> None:
-        self.optimizer: OptimizersContainer = self.config.optimizer.build(model_parts=[self.model.module])
+        self.graph: GraphMode | None = None
+        if self.config.compile.mode == "graph":
+            self.graph = start_graph_mode(self.model, self.config, self.environment, self.loss_fn)
+        self.optimizer: OptimizersContainer = (
+            self.graph.optimizer if self.graph else self.config.optimizer.build(model_parts=[self.model.module])
+        )
         if self.config.model_spec.post_optimizer_build_fn is not None:
             self.config.model_spec.post_optimizer_build_fn(self.optimizer, [self.model.module], self.environment)
         self.lr_scheduler: LRSchedulersContainer = self.config.lr_scheduler.build(
@@ -195,14 +217,13 @@ class HyperTrainer(Configurable):
         global_batch = (
             training.local_batch_size * dp if training.global_batch_size == -1 else training.global_batch_size
         )
-        loss_fn: BaseLoss = self.config.loss.build()
-        loss_fn.check_model(self.model.module)
         if faults := document_mask_faults(self.dataloader, self.model.module):
             raise ConfigError(faults)
-        self.training_step = TrainingStep(
+        make = self.graph.training_step if self.graph else TrainingStep
+        self.training_step: TrainingStep = make(
             environment=self.environment,
             model=self.model.module,
-            loss_fn=loss_fn,
+            loss_fn=self.loss_fn,
             optimizer=self.optimizer,
             lr_scheduler=self.lr_scheduler,
             max_norm=training.max_norm,
@@ -231,13 +252,19 @@ class HyperTrainer(Configurable):
             world_size=self.environment.world_size,
             compute_dtype=self.config.training.mixed_precision_param,
             title=self.config.recipe.rpartition(".")[2],
+            config_dict=self.config.to_dict(),
+        )
+
+    def build_profiler(self) -> None:
+        self.profiler: Profiler = self.config.profiler.build(
+            run_folder=self.run_folder.path, rank=self.environment.rank
         )
 
     def build_checkpointer(self) -> None:
         self.checkpointer: CheckpointManager = self.config.checkpoint.build(
             run_folder=self.run_folder.path,
             model_parts=[self.model.module],
-            optimizers=self.optimizer,
+            optimizers=self.graph.optimizer_state if self.graph else self.optimizer,
             states={
                 "lr_scheduler": self.lr_scheduler,
                 "dataloader": self.dataloader,
@@ -265,8 +292,10 @@ class HyperTrainer(Configurable):
         self.open_run_folder()
         try:
             with StopRequest() as stop, env.GarbageSchedule(self.config.training.gc_freq) as garbage:
+                with self.profiler.active(self.state.step):
+                    reason = self.run_steps(stop, garbage)
                 # Saved inside: a second SIGTERM must not interrupt the save that the first has asked for.
-                return self.finish(self.run_steps(stop, garbage))
+                return self.finish(reason)
         finally:
             # Also after an error: a save in the background is of a step before it, and worth waiting for.
             self.checkpointer.close()
@@ -279,7 +308,8 @@ class HyperTrainer(Configurable):
         if self.environment.is_main:
             self.run_folder.write_resolved(dump_yaml(self.config), self.state.step)
             self.tokenizer.save(self.run_folder.path / "tokenizer")
-        self.metrics.begin(self.state.step)
+        # W&B may refuse to start, on the rank that reports.
+        self.environment.agree(lambda: self.metrics.begin(self.state.step))
         if (skipped := self.dataloader.skipped).total:
             self.metrics.event("bad_lines_skipped", count=skipped.total, first=list(skipped.first))
 
@@ -293,6 +323,7 @@ class HyperTrainer(Configurable):
                 return "data_exhausted"
             self.after_step(self.training_step.run(fetched, agreed.valid_tokens))
             garbage.after_step(self.state.step)
+            self.profiler.step()
             # Only now: the batch that was fetched counts as seen.
             if agreed.stop_wanted:
                 return stop.name or "a signal to another rank"
@@ -319,7 +350,7 @@ class HyperTrainer(Configurable):
             self.metrics.event("update_skipped", reason="the loss or the gradient norm is not finite")
         if self.validator is not None and self.validator.should_validate(step, self.config.training.steps):
             found = self.validator.validate()
-            self.metrics.event("validation", nll=found.nll, perplexity=found.perplexity, tokens=found.tokens)
+            self.metrics.validation(nll=found.nll, perplexity=found.perplexity, tokens=found.tokens)
             self.metrics.note(f"validation after step {step}: {found}")
         self.checkpointer.poll()
         if step < self.config.training.steps and self.checkpointer.should_save(step):
@@ -331,7 +362,7 @@ class HyperTrainer(Configurable):
         saved = self.checkpointer.save(self.state.step, force=True, last=at_end)
         if reason != "finished":
             self.metrics.event("stopped", reason=reason)
-        self.metrics.close(finished=reason == "data_exhausted")
+        self.metrics.close(finished=reason == "data_exhausted", summary=True)
         return TrainResult(self.state.step, reason, self.run_folder.path, saved)
 
     def on_main(self, work: Callable[[], None]) -> None:

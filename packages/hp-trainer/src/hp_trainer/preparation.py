@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hp_config import ConfigManager
+from hp_protocols.errors import ConfigError
+from hp_trainer.cross_checks import machine_faults
 from hp_trainer.run_folder import RESOLVED, default_run_folder
 
 if TYPE_CHECKING:
@@ -18,10 +20,12 @@ def load_config(arguments: list[str], world_size: int) -> HyperTrainer.Config:
     """The checked config of these arguments. A run's own resolved.yaml means that run, wherever its folder is now.
 
     Raises:
-        ConfigError: every mistake in them, and in the layout for this many processes.
+        ConfigError: every mistake in them, in the layout for this many processes, or what this machine lacks for it.
     """
     manager = ConfigManager()
     config = manager.parse_args(arguments, world_size=world_size)
+    if faults := machine_faults(config):
+        raise ConfigError(faults)
     asked_for = any(word.replace("-", "_").startswith("__dump_folder") for word in arguments)
     if manager.file is not None and manager.file.name == RESOLVED and not asked_for:
         config.dump_folder = str(manager.file.parent)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hp_components.metrics.record import Record
 from hp_components.metrics.tensorboard import TensorBoardWriter
 from hp_components.metrics.wandb_run import WandbWriter
 
@@ -22,8 +21,8 @@ class CurveWriter(Protocol):
     def open(self, step: int, config: Mapping[str, Any] | None) -> None:
         """Go on after `step`; `config` is the run's resolved configuration."""
 
-    def write(self, record: Record) -> None:
-        """Add a point to each curve."""
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Add a point to each of these curves."""
 
     def flush(self) -> None:
         """Make durable what was written."""

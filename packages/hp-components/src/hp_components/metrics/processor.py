@@ -205,6 +205,13 @@ class MetricsProcessor(Configurable):
         if self._writer is not None:
             self._writer.write({"event": name, "step": self._last[0], "time": self._time(), **fields})
 
+    def validation(self, **values: float) -> None:
+        """What was measured on held-out text after the current step: an event, and a point of curves of their own."""
+        finite = {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
+        self.event("validation", **finite)
+        for curves in self._curves:
+            curves.write(self._last[0], {f"validation/{name}": value for name, value in values.items()})
+
     def note(self, text: str) -> None:
         """Show a line, above the bar if there is one."""
         self._console.note(text)
@@ -265,7 +272,7 @@ class MetricsProcessor(Configurable):
         if self._writer is not None:
             self._writer.write(record.as_json())
         for curves in self._curves:
-            curves.write(record)
+            curves.write(step, record.scalars())
         self._console.record(record_fields(record, self.total_steps, eta))
         return record
 

@@ -13,8 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hp_components.metrics.record import Record
-
 __all__ = ["TensorBoardWriter"]
 
 logger = logging.getLogger(__name__)
@@ -41,18 +39,18 @@ class TensorBoardWriter:
             shown = "```json\n" + json.dumps(config, indent=2, ensure_ascii=False, default=str) + "\n```"
             self._writer.add_summary(text("config", shown), step)
 
-    def write(self, record: Record) -> None:
-        """Add a point to every curve."""
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Add a point to each of these curves."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        points = [Summary.Value(tag=name, simple_value=value) for name, value in record.scalars().items()]
+        points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         try:
             if self._writer is None:
-                self._start(record.step - 1)
+                self._start(step - 1)
             # One event for all curves: a tenth of the time that a call for each would take.
-            self._writer.add_summary(Summary(value=points), record.step)
+            self._writer.add_summary(Summary(value=points), step)
         except OSError as error:
-            self._give_up(record.step, error)
+            self._give_up(step, error)
 
     def flush(self) -> None:
         """Put everything on disk: a checkpoint is about to claim that it has happened."""

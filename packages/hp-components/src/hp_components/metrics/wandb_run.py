@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hp_components.metrics.record import Record
 from hp_protocols.errors import ConfigError, Fault
 
 __all__ = ["WandbWriter"]
@@ -54,6 +53,7 @@ class WandbWriter:
         suffix = "" if rank is None else f"-rank-{rank}"
         self._state_file = run_folder / "wandb" / f"hp-run{suffix}.json"
         self._kept = _Kept("", 0)
+        self._known_step = 0  # the last step that W&B had as this start of the run began
         self._run: Any = None
 
     def open(self, step: int, config: Mapping[str, Any] | None) -> None:
@@ -65,6 +65,7 @@ class WandbWriter:
         import wandb
 
         self._kept = self._recall()
+        self._known_step = self._kept.last_step
         if self._kept.last_step > step:
             logger.info(
                 "W&B has steps %d to %d already, from before the interruption; they stay as they were sent first",
@@ -85,18 +86,18 @@ class WandbWriter:
             raise ConfigError(Fault("metrics.enable_wandb", f"W&B does not start: {error}", hint=hint)) from error
         self._keep(self._kept)
 
-    def write(self, record: Record) -> None:
-        """Send a record, unless W&B has this step."""
-        if record.step <= self._kept.last_step:
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Send a point of each of these curves, unless W&B has this step."""
+        if step <= self._known_step:
             return
         import wandb
 
         try:
-            self._run.log(record.scalars(), step=record.step)
+            self._run.log(dict(values), step=step)
         except wandb.Error as error:
-            logger.error("W&B: the record of step %d could not be sent: %s", record.step, error)
+            logger.error("W&B: the record of step %d could not be sent: %s", step, error)
             return
-        self._keep(_Kept(self._kept.run_id, record.step))
+        self._keep(_Kept(self._kept.run_id, step))
 
     def flush(self) -> None:
         """W&B's own process has the records already."""

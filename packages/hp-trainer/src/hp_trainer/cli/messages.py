@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from hp_trainer.launch import Launch
 
 
+TRACE_VIEWER = "https://ui.perfetto.dev or chrome://tracing"
+MEMORY_VIEWER = "https://pytorch.org/memory_viz"
+
 STARTED_BY = "HP_STARTED_BY"
 """Environment variable with the command line that stands for `hp train` and its recipe, for the hints at the end."""
 
@@ -84,6 +87,7 @@ def closing(trainer: HyperTrainer, result: TrainResult, launch: Launch) -> str:
         f"  {folder}",
         "    loss.png        the loss curve",
         "    metrics.jsonl   one record per log step",
+        *_curve_lines(trainer.config, folder),
         *(["    checkpoint/     the states to resume from"] if result.saved and not weights_only else []),
         *(_weights_lines(checkpoint, result.step) if result.saved and at_end else []),
         "    tokenizer/      the tokenizer of this run",
@@ -101,6 +105,30 @@ def closing(trainer: HyperTrainer, result: TrainResult, launch: Launch) -> str:
     elif result.saved:
         lines.append(f"Resume:  {resume}")
     return "\n".join(lines)
+
+
+def _curve_lines(config: HyperTrainer.Config, folder: Path) -> list[str]:
+    """What TensorBoard, W&B and the profiler have left, and how to look at it."""
+    lines = []
+    if config.metrics.enable_tensorboard:
+        tensorboard = folder / config.metrics.save_tb_folder
+        lines.append(f"    {config.metrics.save_tb_folder + '/':15} curves: tensorboard --logdir {tensorboard}")
+    if config.metrics.enable_wandb:
+        sent = "curves for W&B; those that were kept offline: wandb sync"
+        lines.append(f"    {'wandb/':15} {sent} {folder / 'wandb' / 'offline-run-*'}")
+    for enabled, name, pattern, how in (
+        (config.profiler.enable_profiling, config.profiler.save_traces_folder, "*.pt.trace.json*", TRACE_VIEWER),
+        (
+            config.profiler.enable_memory_snapshot,
+            config.profiler.save_memory_snapshot_folder,
+            "*.pickle",
+            MEMORY_VIEWER,
+        ),
+    ):
+        if enabled:
+            count = sum(1 for _ in (folder / name).glob(f"*/{pattern}"))
+            lines.append(f"    {name + '/':15} {count} files, for {how}")
+    return lines
 
 
 def _weights_lines(checkpoint: CheckpointManager.Config, step: int) -> list[str]:
