@@ -1,4 +1,4 @@
-"""A whole training step of the hybrid Qwen3.5 is captured by hp-compile and gives what eager gives, bit for bit (G6)."""
+"""hp-compile captures a whole training step of the hybrid Qwen3.5: the same bits as eager (G6)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from hp_compile import run_traced_graph, trace_model_graph
 
+from hp_compile import run_traced_graph, trace_model_graph
 from hp_models.qwen3_5_v2 import qwen3_5_config
 from hp_protocols.distributed import apply_ac
 

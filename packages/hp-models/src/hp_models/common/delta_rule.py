@@ -157,7 +157,10 @@ def _by_chunk(x_BSHX: Tensor, length: int, chunks: int) -> Tensor:
 
 
 class _UnitLength(ops.autograd.Function):
-    """scale · x / |x| over the last dim, by hand: autograd keeps and passes over twice as many tensors of this size."""
+    """scale · x / |x| over the last dim, and 1 / |x|.
+
+    By hand: autograd would keep, and pass over, twice as many tensors of this size.
+    """
 
     @staticmethod
     def forward(x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -168,14 +171,14 @@ class _UnitLength(ops.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.save_for_backward(*output)
-        ctx.mark_non_differentiable(output[1])
         ctx.scale = inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor, None]:
-        y, inverse = ctx.saved_tensors
-        along = (grad * y).sum(-1, keepdim=True) * (-1.0 / ctx.scale**2)
-        return ops.addcmul(grad, y, along) * (inverse * ctx.scale), None
+    def backward(ctx: Any, grad: Tensor, grad_inverse: Tensor) -> tuple[Tensor, None]:
+        # What is kept are outputs, so that a second derivative finds its way through them.
+        unit, inverse = ctx.saved_tensors
+        along = (grad * unit).sum(-1, keepdim=True) + grad_inverse * inverse
+        return ops.addcmul(grad, unit, along * (-1.0 / ctx.scale**2)) * (inverse * ctx.scale), None
 
 
 def _solve(coupling: Tensor, right: Tensor) -> Tensor:
