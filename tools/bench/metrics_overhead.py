@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,8 @@ SIDES: dict[str, dict[str, object]] = {
     "+ W&B (offline)": {"enable_wandb": True},
     "+ both": {"enable_tensorboard": True, "enable_wandb": True},
 }
-GOAL_MS = 0.5
+# The goal is one of the default interval, for records, TensorBoard and console; W&B's time is its own.
+GOAL_MS, GOAL_LOG_FREQ, GOAL_SIDES = 0.5, 10, ("metrics.jsonl + console", "+ TensorBoard")
 
 
 def work() -> float:
@@ -105,13 +107,16 @@ def main() -> None:
     for on_terminal in (False, True):
         for log_freq in arguments.log_freq:
             where = "on a terminal" if on_terminal else "off a terminal"
-            print(f"{where}, a record every {log_freq} steps (goal: under {GOAL_MS} ms per step)")
+            print(f"{where}, a record every {log_freq} steps")
             for name, knobs in SIDES.items():
                 added = measure(knobs, log_freq, arguments.rounds, arguments.steps, on_terminal)
                 mean = statistics.mean(added)
-                missed += mean >= GOAL_MS
-                print(f"  {name:26} mean {mean:.4f} ms, worst round {max(added):.4f} ms", flush=True)
-    print("every mean is under the goal" if not missed else f"{missed} means are not under the goal")
+                goal = ""
+                if log_freq == GOAL_LOG_FREQ and name in GOAL_SIDES:
+                    missed += mean >= GOAL_MS
+                    goal = f", goal {GOAL_MS} ms: {'reached' if mean < GOAL_MS else 'missed'}"
+                print(f"  {name:26} mean {mean:.4f} ms, worst round {max(added):.4f} ms{goal}", flush=True)
+    sys.exit(1 if missed else 0)
 
 
 if __name__ == "__main__":
