@@ -68,13 +68,15 @@ class Exporter:
             CheckpointError: it could not be written; nothing is left over.
         """
         began, name, group = time.perf_counter(), f"step-{step}-hf", self.group
-        live, translations = on_all_ranks("collect the weights", self._plan, group)
+        live = on_all_ranks("collect the weights", self.model.state_dict, group)
+        tied = tied_names(live, group)
+        translations = on_all_ranks("translate the names", lambda: self._translations(live, tied), group)
         if len({frozenset(names) for names in get_platform().all_gather_object(list(live), group)}) > 1:
             raise CheckpointError("cannot export weights whose ranks hold different layers (pipeline stages)")
         partial, token = on_rank_zero(f"make a folder in {self.folder}", lambda: self._begin(name), group)
         writer = HuggingFaceWriter(partial, file_bytes) if get_platform().rank() == 0 else None
         try:
-            failure = self._write(live, translations, writer, get_platform().dtype_map[dtype_name])
+            failure = self._write(live, tied, translations, writer, get_platform().dtype_map[dtype_name])
             path = on_rank_zero(
                 f"write {partial}", lambda: self._finish(writer, failure, name, token, dtype_name, step), group
             )
@@ -84,21 +86,20 @@ class Exporter:
         log(logger, logging.INFO, "exported %s (%s) in %.2f s", path, dtype_name, time.perf_counter() - began)
         return path
 
-    def _plan(self) -> tuple[dict[str, Any], list[Translation]]:
+    def _translations(self, live: Mapping[str, Any], tied: Mapping[str, list[str]]) -> list[Translation]:
         assert self.adapter is not None
-        live = self.model.state_dict()
         ours = without_data(live)
         names = relate(without_data(self.adapter.to_hf(ours)), ours, self.adapter)
-        tied = tied_names(live)
         lost = [name for name in names.absent if not any(other not in names.absent for other in tied.get(name, ()))]
         if lost:
             raise ValueError(f"the adapter has no names for {listed(lost)}")
-        return live, names.translations
+        return names.translations
 
     @torch.no_grad()
     def _write(
         self,
         live: Mapping[str, Any],
+        tied: Mapping[str, list[str]],
         translations: list[Translation],
         writer: HuggingFaceWriter | None,
         dtype: torch.dtype,
@@ -107,7 +108,10 @@ class Exporter:
         assert self.adapter is not None
         failure: Exception | None = None
         for one in translations:
-            whole = {name: _whole(live[name]) for name in one.ours}
+            # A tied tensor is gathered once: an adapter sees by its memory that it is one.
+            first = {name: tied.get(name, [name])[0] for name in one.ours}
+            gathered = {name: _whole(live[name]) for name in dict.fromkeys(first.values())}
+            whole = {name: gathered[first[name]] for name in one.ours}
             if writer is None or failure is not None:
                 continue
             try:

@@ -46,13 +46,10 @@ def load_hf(parts: ModelParts, path: Path, adapter: BaseStateDictAdapter, group:
         ConfigError: the folder is not usable, or not of this model.
     """
     live, folder = on_all_ranks(f"read {path}", lambda: (parts.state_dict(), HuggingFaceFolder(path)), group)
-    # With pipeline stages the folder also holds what other ranks have; a rank with an empty shard sees no tie.
-    mine = {name: tuple(value.shape) for name, value in live.items()}, tied_names(live)
-    shapes: dict[str, tuple[int, ...]] = {}
-    tied: dict[str, list[str]] = {}
-    for their_shapes, their_ties in get_platform().all_gather_object(mine, group):
-        shapes |= their_shapes
-        tied |= their_ties
+    # With pipeline stages the folder also holds what other ranks have.
+    everyones = get_platform().all_gather_object({name: tuple(value.shape) for name, value in live.items()}, group)
+    shapes = {name: shape for shapes in everyones for name, shape in shapes.items()}
+    tied = tied_names(live, group)
     model = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     names = on_all_ranks(f"read {path}", lambda: _fitting(folder, model, live, tied, adapter), group)
     on_all_ranks(f"load {path}", lambda: _copy(names, folder, live, adapter), group)
@@ -139,11 +136,12 @@ def _other_kind(theirs: torch.Tensor, ours: Any) -> bool:
     return narrow or theirs.is_floating_point() != ours.is_floating_point()
 
 
-def tied_names(live: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The other names of each tensor that has several."""
+def tied_names(live: Mapping[str, Any], group: Any = None) -> dict[str, list[str]]:
+    """All names of each tensor that has several, the same on every rank. Collective."""
     by_tensor: dict[int, list[str]] = {}
     for name, value in live.items():
         local = value.to_local() if isinstance(value, DTensor) else value
-        if local.numel():
+        if local.numel():  # a rank with an empty shard sees no tie; others do
             by_tensor.setdefault(local.data_ptr(), []).append(name)
-    return {name: names for names in by_tensor.values() if len(names) > 1 for name in names}
+    mine = {name: names for names in by_tensor.values() if len(names) > 1 for name in names}
+    return {name: names for ties in get_platform().all_gather_object(mine, group) for name, names in ties.items()}

@@ -55,6 +55,9 @@ class HuggingFaceWriter:
             index = {"metadata": {"total_size": self._total}, "weight_map": dict(sorted(weight_map.items()))}
             self._write_json(INDEX, index)
         self._write_json("config.json", config)
+        # safetensors writes files that only their owner may read; all of the folder is to be like the rest.
+        for file in self.path.glob("*.safetensors"):
+            file.chmod((self.path / "config.json").stat().st_mode)
 
     def _numbered(self, number: int) -> Path:
         return self.path / f"model-{number:05}-of-00000.safetensors"  # how many there will be shows at the end
