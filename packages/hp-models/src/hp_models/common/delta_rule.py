@@ -201,7 +201,7 @@ class _AcrossChunks:
 
 @dataclass(frozen=True)
 class _DocumentMasks:
-    """Which tokens of a chunk see each other (causal, [L, L] or [C, B, 1, 1, L, L]); `across` None: all documents do."""
+    """Which tokens of a chunk see each other: causal, [L, L] or [C, B, 1, 1, L, L]. `across` None: one document."""
 
     each_other: Tensor
     across: _AcrossChunks | None = None
