@@ -197,6 +197,20 @@ def test_bad_lines_are_skipped_counted_and_told_on_every_build(
         config.build(tokenizer=letters, seq_len=9, local_batch_size=1)
 
 
+def test_a_state_goes_on_where_the_text_with_its_bad_lines_was_moved(tmp_path: Path, letters: BaseTokenizer) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "abc"}\nbad\n')
+    states = []
+    for name in ("a.jsonl", "b.jsonl"):
+        config = TextDataLoader.Config(dataset_path=str(tmp_path / name), on_bad_line="skip")
+        # Its own cache: what is kept there says where the bad lines were when it was made.
+        loader = config.build(tokenizer=letters, seq_len=4, local_batch_size=1, cache_dir=tmp_path / f"cache {name}")
+        states.append(loader.state_dict())
+        if name == "a.jsonl":
+            (tmp_path / name).rename(tmp_path / "b.jsonl")
+        assert f"{name}:2" in loader.skipped.first[0]
+    assert states[0] == states[1]
+
+
 def test_nothing_but_bad_lines_is_an_error_under_both_policies(tmp_path: Path, letters: BaseTokenizer) -> None:
     (tmp_path / "a.jsonl").write_text("bad\n")
     config = TextDataLoader.Config(dataset_path=str(tmp_path / "a.jsonl"), on_bad_line="skip")

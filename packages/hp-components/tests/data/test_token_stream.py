@@ -261,3 +261,50 @@ def test_a_killed_process_leaves_nothing_that_counts_and_nothing_for_long(
     assert waiting.returncode == 0, err
     assert len(list(cache_folder.glob("tokens/*.tokens"))) == 1
     assert not list(cache_folder.glob("tokens/*.tmp"))
+
+
+MEMORY = """
+import resource, sys
+from dataclasses import dataclass
+from hp_components.data import open_corpus
+from hp_components.data.tokenising import tokenise
+from hp_components.tokenizer import BaseTokenizer
+
+class Fourths(BaseTokenizer):
+    "A token for every four characters, worked out at once; a text may be cut anywhere."
+
+    bos_id = eos_id = None
+    vocab_size, fingerprint = 10, "fourths"
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseTokenizer.Config):
+        pass
+
+    def __init__(self, config): ...
+    def encode(self, text, *, add_bos=None, add_eos=None): return [3] * (len(text) // 4)
+    def decode(self, ids, *, skip_special_tokens=True): return ""
+    def save(self, folder): ...
+    def pieces(self, text, length): return [text[at : at + 2**16] for at in range(0, len(text), 2**16)] or [""]
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+before = peak()
+stream = tokenise(open_corpus(sys.argv[1]), Fourths.Config().build())
+print(peak() - before, len(stream.tokens), len(stream.starts))
+"""
+
+
+def test_a_large_text_is_never_in_memory(tmp_path: Path) -> None:
+    megabytes = 160
+    with open(tmp_path / "a.txt", "wb") as file:
+        for _ in range(megabytes):
+            file.write(b"some text, " * 95325 + b"\n")
+    result = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(tmp_path / "a.txt")], capture_output=True, text=True, timeout=120
+    )
+    growth, tokens, documents = result.stdout.split()
+    assert int(tokens) > megabytes * 2**20 / 4 * 0.99
+    assert documents == "1"
+    # Tokens of 80 MB are written meanwhile, and the map of them is read once to check it.
+    assert float(growth) < megabytes
