@@ -314,6 +314,16 @@ def test_a_model_part_that_is_frozen_as_a_whole_needs_no_optimizer():
     assert {key.split(".")[1] for key in opt.state_dict()} == {"second"}
 
 
+def test_a_weight_that_two_model_parts_share_is_stepped_and_saved_by_the_first():
+    shared = nn.Linear(2, 2, bias=False)
+    parts = [nn.ModuleDict({"embed": shared}), nn.ModuleDict({"lm_head": shared, "norm": nn.LayerNorm(2)})]
+    opt = OptimizersContainer.Config().build(model_parts=parts)
+    assert sum(p is shared.weight for group in opt.param_groups for p in group["params"]) == 1
+    state = opt.state_dict()
+    assert {key.split(".")[1] for key in state} == {"embed", "norm"}
+    opt.load_state_dict(state)
+
+
 def test_other_groups_on_resume_are_followed_and_told(caplog):
     saved, _ = grouped(Model(), ParamGroupConfig(pattern="embed", lr=0.1))
     again, _ = grouped(Model(), ParamGroupConfig(pattern="embed", lr=0.2), ParamGroupConfig(pattern="norm", eps=1e-4))

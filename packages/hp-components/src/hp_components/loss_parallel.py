@@ -7,6 +7,7 @@ exponentials, logit of the label. Shape suffixes: N tokens, V this rank's part o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,13 +20,13 @@ from hp_protocols.platform import get_platform
 __all__ = ["VocabularyPart", "local_logits", "parallel_cross_entropy_sum"]
 
 
+@dataclass(frozen=True, slots=True)
 class VocabularyPart:
-    """Which columns of the vocabulary this rank holds, and with whom it shares them."""
+    """Which columns of the vocabulary this rank holds (from `first` on), and the group with whom it shares them."""
 
-    def __init__(self, group: Any, first: int, vocab_size: int) -> None:
-        self.group = group
-        self.first = first
-        self.vocab_size = vocab_size
+    group: Any
+    first: int
+    vocab_size: int
 
 
 def local_logits(logits: DTensor) -> tuple[Tensor, VocabularyPart | None]:
