@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hp_config import ConfigError, HyperTrainerConfig, parse_args
+from hp_config import ConfigError, ConfigManager, HyperTrainerConfig, dump_yaml, load_yaml, parse_args
 
 Write = Callable[[str], Path]
 
@@ -177,3 +177,29 @@ def test_a_callers_own_dataclass_with_more_fields_is_read_too(write: Write) -> N
     assert parse_args(Mine, [str(write("note: hello\ntrain: {seed: 3}"))]) == Mine(
         note="hello", train=dataclasses.replace(HyperTrainerConfig().train, seed=3)
     )
+
+
+def test_the_config_manager_hands_a_file_of_the_three_sections_to_the_older_reader(write: Write) -> None:
+    manager = ConfigManager()
+    config = manager.parse_args([str(write(DENSE)), "--train.max_steps=20"], world_size=8)
+    assert config == parse_args(HyperTrainerConfig, [str(manager.file), "--train.max_steps=20"])
+    assert (manager.module, manager.recipe) == (None, None)
+    with pytest.raises(ConfigError, match=r"belong below train\.optimizer"):
+        ConfigManager().parse_args([str(write("optim: {lr: 1}"))])
+    with pytest.raises(ConfigError, match=r"train\.accelerator\): .* = 8, but the world has 2 processes"):
+        ConfigManager().parse_args([str(write(DENSE))], world_size=2)
+    with pytest.raises(ConfigError, match=r"16 is not a multiple of micro_batch_size 8 × 4 data-parallel ranks"):
+        ConfigManager().parse_args([str(write(DENSE)), "--train.micro_batch_size=8"], world_size=8)
+
+
+def test_what_was_read_is_written_and_read_back_equal(write: Write, tmp_path: Path) -> None:
+    config = parse_args(HyperTrainerConfig, [str(write(DENSE))])
+    (tmp_path / "again.yaml").write_text(dump_yaml(config), encoding="utf-8")
+    assert load_yaml(tmp_path / "again.yaml") == config
+
+
+def test_help_of_an_older_file_lists_its_options(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        ConfigManager().parse_args([str(write(DENSE)), "--help"])
+    assert end.value.code == 0
+    assert "--train.optimizer.lr" in capsys.readouterr().out

@@ -211,19 +211,10 @@ def test_a_broken_document_is_refused_with_its_line(text: str, message: str, wri
     assert message in faults(write(text))[0]
 
 
-@pytest.mark.parametrize("text", ["", "- 1\n", "5\n"])
+@pytest.mark.parametrize("text", ["", "- 1\n", "5\n", "a: 1\n"])
 def test_a_file_of_something_else_is_no_configuration(text: str, write: Write) -> None:
     path = write(text)
     assert faults(path)[0].startswith(f"{path}: is no configuration; allowed: a file that begins with `hp_config: 1`, ")
-
-
-@pytest.mark.parametrize("text", ["model: {name: qwen3_5}\ndata: {}\ntrain: {max_steps: 3}\n", "a: 1\n"])
-def test_any_other_file_would_be_a_legacy_one_and_is_refused_by_name(text: str, write: Write) -> None:
-    path = write(text)
-    assert faults(path)[0].startswith(
-        f"{path}: does not begin with hp_config, so it is read as a YAML of the legacy trainer (model, data, train); "
-        "that reader is not available yet"
-    )
 
 
 def test_a_file_that_is_missing_or_unreadable_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hp_config._legacy.reader import is_legacy, read_legacy
+from hp_config._legacy.sections import HyperTrainerConfig
 from hp_config.command_line import apply_options, load_tyro, print_help
 from hp_config.document import Document, read_document
 from hp_config.flags import Words, read_flags, split_words
@@ -48,6 +50,7 @@ class ConfigManager:
 
         `--module M --config C` starts from a recipe; a leading path starts from a YAML whose first key is
         `hp_config`, or from a run's folder, which holds one. Options `--section.field value` then change it.
+        A YAML of the older trainer (sections model, data, train) gives a `HyperTrainerConfig`, for `LLMTrainer`.
 
         Args:
             argv: the words after the command's name; by default the process's own.
@@ -60,12 +63,21 @@ class ConfigManager:
             SystemExit: `--help` was given; the help is printed and the code is 0.
         """
         words = split_words(sys.argv[1:] if argv is None else argv)
+        if (legacy := _legacy_document(words)) is not None:
+            return self._parse_legacy(legacy, words, world_size)
         origin = _from_file(words) if words.file is not None else _from_recipe(words)
         if words.wants_help:
             _show_help(origin)
         self.config = _finish(origin, words.options, world_size)
         self.module, self.recipe = origin.module, origin.recipe
         self.file = origin.document.path if origin.document else None
+        return self.config
+
+    def _parse_legacy(self, document: Document, words: Words, world_size: int | None) -> HyperTrainerConfig:
+        if words.wants_help:
+            _print_help(HyperTrainerConfig(), str(document.path))
+        self.config, self.file = read_legacy(document, words.options, world_size=world_size), document.path
+        self.module = self.recipe = None
         return self.config
 
 
@@ -117,15 +129,17 @@ def _from_file(words: Words) -> _Origin:
 
 
 def _foreign_file(document: Document) -> Fault:
-    if not isinstance(document.data, Mapping):
-        allowed = f"a file that begins with `{FORMAT_KEY}: 1`, such as a run's resolved.yaml"
-        return Fault(str(document.path), "is no configuration", allowed)
-    return Fault(
-        str(document.path),
-        f"does not begin with {FORMAT_KEY}, so it is read as a YAML of the legacy trainer (model, data, train); "
-        "that reader is not available yet",
-        hint="start from a recipe (`hp list`), or from a run's resolved.yaml",
-    )
+    allowed = f"a file that begins with `{FORMAT_KEY}: 1`, such as a run's resolved.yaml; or one of the older trainer"
+    return Fault(str(document.path), "is no configuration", f"{allowed}, with sections model, data and train")
+
+
+def _legacy_document(words: Words) -> Document | None:
+    """The file of the command line, if it is one of the older trainer."""
+    if words.file is None or words.module or words.recipe:
+        return None
+    document = read_document(Path(words.file))
+    mapping = isinstance(document.data, Mapping) and FORMAT_KEY not in document.data
+    return document if mapping and is_legacy(document.data) else None
 
 
 def _finish(origin: _Origin, options: Sequence[str], world_size: int | None) -> Any:
@@ -196,8 +210,12 @@ def _clamp_warmup(config: Any) -> Any:
 
 def _show_help(origin: _Origin) -> None:
     chosen = str(origin.document.path) if origin.document else f"--module {origin.module} --config {origin.recipe}"
+    _print_help(origin.config, chosen)
+
+
+def _print_help(config: Any, chosen: str) -> None:
     print_help(
-        origin.config,
+        config,
         prog=f"hp train {chosen}",
         description="Options of this configuration, with its values as defaults. "
         "Written --section.field VALUE or --section.field=VALUE; booleans also as --section.field and "

@@ -6,7 +6,9 @@ A document holds a whole tree (with `_type` at its root, as `dump_yaml` writes i
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any, get_args
 
 import yaml
 
+from hp_config._legacy.sections import HyperTrainerConfig
 from hp_config.annotations import union_members
 from hp_config.availability import TORCHTITAN_ONLY
 from hp_config.coerce import coerce
@@ -37,12 +40,15 @@ def dump_yaml(config: Any, *, module: str | None = None, recipe: str | None = No
     """The whole config as YAML that `ConfigManager` and `load_yaml` read back equal.
 
     Args:
-        config: a trainer config.
+        config: a trainer config; that of the older trainer is written as its own kind of file.
         module, recipe: the recipe it came from; by default what its own field `recipe` (`<module>.<name>`) says.
 
     Raises:
         TypeError: the config holds a value that cannot be written (a lambda, a tensor), with its place.
     """
+    if isinstance(config, HyperTrainerConfig):
+        # The older trainer's file has no head; tuples are lists there.
+        return yaml.safe_dump(json.loads(json.dumps(dataclasses.asdict(config))), sort_keys=False, allow_unicode=True)
     own_module, _, own_recipe = str(getattr(config, "recipe", "")).partition(".")
     head = {FORMAT_KEY: FORMAT, "module": module or own_module or None, "config": recipe or own_recipe or None}
     document = {key: value for key, value in head.items() if value is not None} | {"trainer": _sections_first(config)}

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+from hp_config._legacy.layout import layout_faults
 from hp_config._legacy.sections import HyperTrainerConfig
 from hp_config.coerce import coerce
 from hp_config.document import Document, read_document
@@ -20,7 +21,7 @@ from hp_config.tree import find_options, join_path, replace_at
 from hp_config.validation import find_faults
 from hp_protocols.errors import ConfigError, Fault, nearest
 
-__all__ = ["parse_args", "read_legacy"]
+__all__ = ["is_legacy", "parse_args", "read_legacy"]
 
 T = TypeVar("T")
 
@@ -44,6 +45,11 @@ MOVED = {
 _BOOLEANS = {"y": True, "t": True, "n": False, "f": False}
 
 
+def is_legacy(data: Mapping[Any, Any]) -> bool:
+    """Whether a mapping has a section of the older trainer's YAML, of now or before."""
+    return not {*fields_of(HyperTrainerConfig), *MOVED}.isdisjoint(data)
+
+
 def parse_args(cls: type[T] = HyperTrainerConfig, argv: Sequence[str] | None = None) -> T:  # type: ignore[assignment]
     """The configuration of `script.py FILE.yaml --train.max_steps=20`.
 
@@ -62,8 +68,17 @@ def parse_args(cls: type[T] = HyperTrainerConfig, argv: Sequence[str] | None = N
     return read_legacy(read_document(Path(words[0])), words[1:], cls)
 
 
-def read_legacy(document: Document, options: Sequence[str] = (), cls: type[T] = HyperTrainerConfig) -> T:  # type: ignore[assignment]
+def read_legacy(
+    document: Document,
+    options: Sequence[str] = (),
+    cls: type[T] = HyperTrainerConfig,  # type: ignore[assignment]
+    *,
+    world_size: int | None = None,
+) -> T:
     """The configuration of a document of the three sections, with options on top.
+
+    Args:
+        world_size: the number of processes, if it is known: the degrees are then checked against it.
 
     Raises:
         ConfigError: with every fault, each with file and line, or the flag.
@@ -74,7 +89,10 @@ def read_legacy(document: Document, options: Sequence[str] = (), cls: type[T] = 
     config = replace_at(config, flags.values)
     faults = [*reading.faults, *flags.faults]
     unsure = reading.unsure | flags.unsure
-    for fault in find_faults(config, unsure=unsure):
+    found = find_faults(config, unsure=unsure)
+    if world_size is not None and not faults and not found:
+        found = layout_faults(config, world_size)
+    for fault in found:
         typed = any(fault.where == path or fault.where.startswith(f"{path}[") for path in flags.values)
         faults.append(dataclasses.replace(fault, where=f"--{fault.where}" if typed else reading.place(fault.where)))
     if faults:

@@ -1,0 +1,94 @@
+"""Lays a bare model out on the processes of a run, by its plans.
+
+In: a bare model with `layers`, `embed_tokens`, `norm` and `lm_head`, the meshes, the run's sections. Out: the same
+model: context parallel, tensor parallel, recomputation, data parallel, in this order. State-dict names stay.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hp_protocols.distributed import ParallelDims, apply_ac, apply_fsdp, apply_replicate
+from hp_protocols.errors import ConfigError, Fault
+from hp_protocols.platform import get_platform
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hp_models._legacy.qwen3_5 import Qwen3_5
+    from hp_protocols.platform import Module
+    from hp_protocols.trainer_sections import TrainerConfig
+
+__all__ = ["parallelize_bare_model"]
+
+
+def parallelize_bare_model(model: Qwen3_5, *, parallel_dims: ParallelDims, trainer_config: TrainerConfig) -> Qwen3_5:
+    """Apply what the run asks for.
+
+    Raises:
+        ConfigError: a kind of parallelism that this model does not have (yet).
+    """
+    _refuse_unavailable(parallel_dims)
+    # Any: a section holds names as plain strings, which the functions below check.
+    recompute: Any = trainer_config.activation_checkpoint
+    blocks = apply_ac(
+        model,
+        blocks=model.layers,
+        mode=recompute.mode,
+        preserve_rng_state=recompute.preserve_rng_state,
+        determinism_check=recompute.determinism_check,
+        early_stop=recompute.early_stop,
+        debug=recompute.debug,
+    )
+    _apply_data_parallel(model, blocks, parallel_dims, trainer_config)
+    return model
+
+
+def _apply_data_parallel(
+    model: Qwen3_5, blocks: Sequence[Module], parallel_dims: ParallelDims, trainer_config: TrainerConfig
+) -> None:
+    """Shard (FSDP, HSDP) or replicate (DDP), and compute in the dtype of mixed precision."""
+    parallelism: Any = trainer_config.parallelism
+    training = trainer_config.training
+    if not parallel_dims.dp_cp_enabled and training.mixed_precision_param == training.dtype:
+        return
+    dtypes = get_platform().dtype_map
+    units = _units(model, blocks)
+    param_dtype, reduce_dtype = dtypes[training.mixed_precision_param], dtypes[training.mixed_precision_reduce]
+    if parallel_dims.dp_replicate_enabled and not parallel_dims.fsdp_enabled:
+        mesh = parallel_dims.get_mesh("dp_replicate")
+        apply_replicate(model, mesh=mesh, units=units, param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+        return
+    # The fsdp axis is there even with one rank: FSDP also casts to the dtypes of mixed precision.
+    axes = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
+    apply_fsdp(
+        model,
+        mesh=parallel_dims.get_mesh(axes),
+        units=units,
+        param_dtype=param_dtype,
+        reduce_dtype=reduce_dtype,
+        reshard_after_forward=parallelism.fsdp_reshard_after_forward,
+    )
+
+
+def _units(model: Qwen3_5, blocks: Sequence[Module]) -> list[Module | list[Module]]:
+    """What is gathered together, in the order of forward; a tied matrix keeps both ends of the model in one unit."""
+    if model.config.tie_word_embeddings:
+        return [[model.embed_tokens, model.norm, model.lm_head], *blocks]
+    return [model.embed_tokens, *blocks, [model.norm, model.lm_head]]
+
+
+def _refuse_unavailable(parallel_dims: ParallelDims) -> None:
+    asked = {"tp": parallel_dims.tp_enabled, "cp": parallel_dims.cp_enabled, "pp": parallel_dims.pp_enabled}
+    faults = [
+        Fault(
+            f"train.accelerator.{name}",
+            f"{getattr(parallel_dims, name)}: the bare model of the older trainer cannot be split so yet",
+            allowed="1",
+            hint="dp_shard and dp_replicate work; for the rest use HyperTrainer: hp migrate",
+        )
+        for name, enabled in asked.items()
+        if enabled
+    ]
+    if faults:
+        raise ConfigError(faults)
