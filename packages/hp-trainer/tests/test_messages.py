@@ -31,6 +31,7 @@ def test_a_finished_run_tells_where_everything_is_and_what_to_try() -> None:
         assert part in said
     assert "hp train --module qwen3_5_v2 --config debug --nproc 2" in said
     assert "hp train runs/a/resolved.yaml --training.steps 16" in said
+    assert "hp sample runs/a\n" in said
 
 
 def test_an_interrupted_run_tells_how_to_resume_it() -> None:

@@ -15,6 +15,8 @@ from hp_protocols.errors import nearest
 # name → (module with `main(arguments) -> int`, what it does)
 COMMANDS = {
     "train": ("hp_trainer.cli.train", "train the model of a recipe; resumes a run folder that has checkpoints"),
+    "sample": ("hp_trainer.cli.sample", "let a trained model continue a prompt"),
+    "plot": ("hp_trainer.cli.plot", "the loss curves of runs, as a picture and in the terminal"),
     "config": ("hp_trainer.cli.config", "show a resolved configuration, diff it with its recipe, validate it"),
     "list": ("hp_trainer.cli.listing", "the modules, their recipes and model flavours that are installed"),
     "doctor": ("hp_trainer.cli.doctor", "versions, devices, what is missing on this machine and how to install it"),

@@ -41,10 +41,13 @@ SCRIPTS = {
 LAUNCH = ("--nproc", "--nnodes", "--node-rank", "--rdzv-endpoint")
 # Commands that take a recipe, and what else follows a command.
 WITH_RECIPE = ("train", "config", "plan")
+WITH_FOLDER = ("plot", "sample")
 WORDS: Mapping[str, tuple[str, ...]] = {
     "completion": tuple(SCRIPTS),
     "config": ("show", "diff", "validate"),
     "doctor": ("--json",),
+    "plot": ("--out",),
+    "sample": ("--prompt", "--max_new_tokens", "--temperature", "--top_k", "--seed", "--step"),
 }
 
 
@@ -82,6 +85,8 @@ def candidates(command: str, typed: Sequence[str], current: str) -> Iterable[str
         return {recipe.module for recipe in recipes}
     if previous == "--config":
         return {recipe.name for recipe in recipes if module in (None, recipe.module)}
+    if command in WITH_FOLDER and not current.startswith("-"):
+        return ()
     if command not in WITH_RECIPE:
         return WORDS.get(command, ())
     options = _options(module, _value_of("--config", typed))

@@ -80,6 +80,7 @@ def closing(trainer: HyperTrainer, result: TrainResult, launch: Launch) -> str:
     at_end = result.reason in ("finished", "data_exhausted")
     checkpoint = trainer.config.checkpoint
     weights_only = at_end and checkpoint.last_save_model_only
+    weights_in_hf = weights_only and checkpoint.last_save_in_hf
     unsaved = "checkpoint.load_only is on" if checkpoint.load_only else "checkpoint.enable is off"
     lines = [
         how if result.saved else f"{how} Nothing was saved: {unsaved}.",
@@ -97,6 +98,7 @@ def closing(trainer: HyperTrainer, result: TrainResult, launch: Launch) -> str:
     if result.reason == "finished":
         lines += [
             "Try next:",
+            *([f"  what it writes {hp} sample {folder}"] if result.saved and not weights_in_hf else []),
             f"  longer         {start} --training.steps {result.step * 4}",
             *([] if own_text else [f"  your own text  {start} --dataloader.dataset_path my_folder"]),
             *([f"  2 processes    {start} --nproc 2"] if launch.nproc == 1 else []),
