@@ -125,11 +125,22 @@ def test_fp32_is_computed_in_fp32_and_bf16_too():
     assert torch.equal(out, same.bfloat16())
 
 
+def test_rounding_in_one_document_reaches_no_other():
+    given = [tensor.float().detach() for tensor in inputs(90, batch=1)]
+    age = torch.cat((torch.arange(40), torch.arange(50)))[None]
+    out = gated_delta_rule(*given, age)[0]
+    # Sums that ran on through this document would be large, and round the differences in the next.
+    given[3] = given[3].clone()
+    given[3][:, :40] *= 1000
+    assert torch.equal(gated_delta_rule(*given, age)[0][:, 40:], out[:, 40:])
+
+
 def test_strong_decay_neither_overflows_nor_loses_its_gradient():
     given = [tensor.float().detach() for tensor in inputs(2 * CHUNK_SIZE)]
     given[3] = torch.full_like(given[3], -50.0)
     given = [tensor.requires_grad_() for tensor in given]
-    out, last = gated_delta_rule(*given)
-    assert out.isfinite().all()
-    for gradient in torch.autograd.grad(out.sum() + last.sum(), given):
-        assert gradient.isfinite().all()
+    for age in (None, torch.cat((torch.arange(40), torch.arange(2 * CHUNK_SIZE - 40)))[None].expand(2, -1)):
+        out, last = gated_delta_rule(*given, age)
+        assert out.isfinite().all()
+        for gradient in torch.autograd.grad(out.sum() + last.sum(), given):
+            assert gradient.isfinite().all()

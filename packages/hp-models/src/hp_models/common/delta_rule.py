@@ -90,18 +90,17 @@ def chunk_terms(
     # What differs between the R value heads of a key head has a dim for them; what is common broadcasts along it.
     group = (chunks, batch, key_heads, heads // key_heads, length)
     beta_CBKRL1 = by_chunk(beta_BSN).reshape(*group, 1)
-    log_CBKRL = by_chunk(g_BSN).reshape(group).cumsum(-1)
-
+    log_CBKRL = by_chunk(g_BSN).reshape(group)
     sees = _document_masks(age_BS, batch, length, chunks, device=v_BSNV.device)
+    log_CBKRL = log_CBKRL.cumsum(-1) if sees.across is None else _sums_within(log_CBKRL, sees.across.age)
     pair_CBKRLL = log_CBKRL.unsqueeze(-1) - log_CBKRL.unsqueeze(-2)
     # Filled before the exponential: what is masked would overflow, and its gradient would be NaN.
     pair_CBKRLL = pair_CBKRLL.masked_fill(~sees.each_other, float("-inf")).exp()
-    from_start_CBKRL, to_end_CBKRL = log_CBKRL.exp(), (log_CBKRL[..., -1:] - log_CBKRL).exp()
-    carry_CBKR = from_start_CBKRL[..., -1]
+    from_start_CBKRL, to_end_CBKRL = log_CBKRL, log_CBKRL[..., -1:] - log_CBKRL
     if sees.across is not None:
-        from_start_CBKRL = from_start_CBKRL * sees.across.chunk_start
-        to_end_CBKRL = to_end_CBKRL * sees.across.chunk_end
-        carry_CBKR = carry_CBKR * sees.across.whole_chunk
+        from_start_CBKRL = from_start_CBKRL.masked_fill(~sees.across.chunk_start, float("-inf"))
+        to_end_CBKRL = to_end_CBKRL.masked_fill(~sees.across.chunk_end, float("-inf"))
+    from_start_CBKRL, to_end_CBKRL = from_start_CBKRL.exp(), to_end_CBKRL.exp()
 
     kT_CBKEL = k_CBKLE.transpose(-1, -2)
     written_CBKRLE = k_CBKLE.unsqueeze(3) * beta_CBKRL1
@@ -113,7 +112,7 @@ def chunk_terms(
         query_CHLE=(q_CBKLE.unsqueeze(3) * from_start_CBKRL.unsqueeze(-1)).reshape(*flat, key_dim),
         attention_CHLL=((q_CBKLE @ kT_CBKEL).unsqueeze(3) * pair_CBKRLL).reshape(*flat, length),
         key_CHLE=(k_CBKLE.unsqueeze(3) * to_end_CBKRL.unsqueeze(-1)).reshape(*flat, key_dim),
-        carry_CH11=carry_CBKR.reshape(chunks, batch * heads, 1, 1),
+        carry_CH11=from_start_CBKRL[..., -1].reshape(chunks, batch * heads, 1, 1),
         batch=batch,
         seq_len=seq_len,
     )
@@ -181,6 +180,19 @@ class _UnitLength(ops.autograd.Function):
         return ops.addcmul(grad, unit, along * (-1.0 / ctx.scale**2)) * (inverse * ctx.scale), None
 
 
+def _sums_within(x: Tensor, age: Tensor) -> Tensor:
+    """Running sums over the last dim that start anew with each document: no document's rounding reaches another's.
+
+    Each step doubles how far back a sum reaches (Hillis, Steele, "Data parallel algorithms", 1986).
+    """
+    reach = 1
+    while reach < x.shape[-1]:
+        before = F.pad(x, (reach, 0))[..., : x.shape[-1]]
+        x = x + before.masked_fill(age < reach, 0.0)
+        reach *= 2
+    return x
+
+
 def _solve(coupling: Tensor, right: Tensor) -> Tensor:
     """x of (I + A) x = right, with A the strictly lower triangle of `coupling` [..., L, L]."""
     return ops.linalg.solve_triangular(coupling, right, upper=False, unitriangular=True)
@@ -188,15 +200,15 @@ def _solve(coupling: Tensor, right: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _AcrossChunks:
-    """What of a chunk's tokens belongs to the same document as tokens outside the chunk.
+    """Which of a chunk's tokens share a document with tokens outside the chunk, each [C, B, 1, 1, L].
 
-    `chunk_start` [C, B, 1, 1, L]: the token's document was there before the chunk; `chunk_end` [C, B, 1, 1, L]: it is
-    that of the chunk's last token; `whole_chunk` [C, B, 1, 1]: one document from before the chunk to its end.
+    `age` as given; `chunk_start`: the token's document was there before the chunk (for the last token: one document
+    fills the chunk); `chunk_end`: it is that of the chunk's last token.
     """
 
+    age: Tensor
     chunk_start: Tensor
     chunk_end: Tensor
-    whole_chunk: Tensor
 
 
 @dataclass(frozen=True)
@@ -225,8 +237,8 @@ def _document_masks(
     return _DocumentMasks(
         each_other=causal_LL & (distance_LL <= age_CB11L.unsqueeze(-1)),
         across=_AcrossChunks(
+            age=age_CB11L,
             chunk_start=age_CB11L > place_L,
             chunk_end=place_L >= length - 1 - last_CB111,
-            whole_chunk=last_CB111[..., 0] >= length,
         ),
     )

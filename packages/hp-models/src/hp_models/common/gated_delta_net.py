@@ -124,15 +124,16 @@ class GatedDeltaNet(Module):
         def core_flops(self, seq_len: int) -> int:
             """Floating-point operations per token of forward and backward, without those of the projections.
 
-            The products of the chunked rule, 2 forward and 4 backward per multiplication: within a chunk of L tokens
-            key·key and query·key (per key head), the solved system times values and times keys, attention times
-            updates; between chunks three products with the state. The solution of the triangular system itself and
-            the convolutions (W products per channel) are not counted, being some hundredths of that.
+            The products of the chunked rule, 2 per multiplication forward and 4 backward: within a chunk of L tokens
+            query·key (per key head), key·key and attention·update (per value head); between chunks three with the
+            state. A triangular system takes half a product to solve, and as much and one product backward. The
+            convolutions, W multiplications per channel, are not counted. Rows are taken to be whole chunks.
             """
-            within = 2 * self.num_key_heads * CHUNK_SIZE * self.key_head_dim
-            within += self.num_value_heads * CHUNK_SIZE * (2 * self.value_head_dim + self.key_head_dim)
-            between = 3 * self.num_value_heads * self.key_head_dim * self.value_head_dim
-            return 6 * (within + between)
+            heads, chunk = self.num_value_heads, CHUNK_SIZE
+            both = self.key_head_dim + self.value_head_dim
+            products = self.num_key_heads * chunk * self.key_head_dim + heads * chunk * both
+            products += 3 * heads * self.key_head_dim * self.value_head_dim
+            return 6 * products + 4 * heads * chunk * both
 
     def __init__(self, config: Config) -> None:
         super().__init__()
