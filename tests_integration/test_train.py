@@ -63,7 +63,14 @@ def test_a_finished_run_says_so_and_trains_nothing(hp: Hp) -> None:
 
 
 def test_help_is_quick_and_does_not_import_torch(hp: Hp) -> None:
-    for arguments in (["--help"], ["train", "--help"], ["sample", "--help"], ["list"], ["version"], ["config", "--help"]):
+    for arguments in (
+        ["--help"],
+        ["train", "--help"],
+        ["sample", "--help"],
+        ["list"],
+        ["version"],
+        ["config", "--help"],
+    ):
         code = (
             "import sys; from hp_trainer.cli import main; assert main(sys.argv[1:]) == 0; "
             "assert 'torch' not in sys.modules"
