@@ -1,5 +1,7 @@
 """ChunkedCELoss against the loss of whole logits: the same numbers, and never the whole logits."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -213,6 +215,8 @@ def test_the_field_and_the_class_make_the_same_thing():
     assert type(loss_fn) is ChunkedCELoss
     assert loss_fn.num_chunks == 3
     assert type(CrossEntropyLoss.Config().build()) is CrossEntropyLoss
+    assert copy.deepcopy(loss_fn).num_chunks == 3
+    assert copy.deepcopy(CrossEntropyLoss.Config(ignore_index=7).build()).ignore_index == 7
 
 
 def test_numbers_that_cannot_be_are_refused():

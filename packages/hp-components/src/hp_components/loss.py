@@ -79,8 +79,9 @@ class CrossEntropyLoss(BaseLoss):
                 return []
             return [Fault(f"{path}.num_chunks", f"{self.num_chunks} is no number of parts", allowed="0 or more")]
 
-    def __new__(cls, config: Config) -> Self:
-        if cls is CrossEntropyLoss and config.num_chunks:
+    def __new__(cls, config: Config | None = None) -> Self:
+        # Without a config where a copy is made.
+        if cls is CrossEntropyLoss and config is not None and config.num_chunks:
             from hp_components.loss_chunked import ChunkedCELoss
 
             cls = cast(type[Self], ChunkedCELoss)

@@ -92,8 +92,9 @@ class OptimizersContainer(Configurable):
                 faults.append(Fault(f"{path}.decay_keywords", "an empty keyword would match every parameter"))
             return faults if wrong else faults + _kind_faults(self, find_kind(self.name), path, sound=not faults)
 
-    def __new__(cls, config: Config, **kwargs: Any) -> Self:
-        if cls is OptimizersContainer and config.in_backward:
+    def __new__(cls, config: Config | None = None, **kwargs: Any) -> Self:
+        # Without a config where a copy is made.
+        if cls is OptimizersContainer and config is not None and config.in_backward:
             from hp_components.optimizer_in_backward import OptimizersInBackwardContainer
 
             cls = cast(type[Self], OptimizersInBackwardContainer)
