@@ -10,7 +10,7 @@ from hp_models.common.rope import apply_rotary
 D, N, K, E = 40, 4, 2, 16
 
 
-def attention(*, output_gate=True, qk_norm=True, num_heads=N, num_kv_heads=K, **changes):
+def attention_config(*, output_gate=True, qk_norm=True, num_heads=N, num_kv_heads=K, **changes):
     def linear(inputs, outputs):
         return Linear.Config(in_features=inputs, out_features=outputs)
 
@@ -28,7 +28,11 @@ def attention(*, output_gate=True, qk_norm=True, num_heads=N, num_kv_heads=K, **
         "output_gate": output_gate,
         "inner_attention": ScaledDotProductAttention.Config(),
     }
-    return GQAttention.Config(**{**sizes, **changes}).build()
+    return GQAttention.Config(**{**sizes, **changes})
+
+
+def attention(**options):
+    return attention_config(**options).build()
 
 
 def head_by_head(module, x, cos, sin, allowed, *, gate):
@@ -76,6 +80,27 @@ def test_attention_is_its_definition_head_by_head(gate, qk_norm, masked):
         strict=True,
     ):
         torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("copies", [2, 4])
+def test_copies_of_key_value_heads_change_nothing(copies):
+    plain, copied = attention(num_kv_heads=N // copies), attention(num_kv_heads=N // copies, kv_copies=copies)
+    copied.load_state_dict(plain.state_dict())
+    x, (cos, sin) = torch.randn(2, 9, D), RoPE.Config(head_dim=E).build()(torch.arange(9)[None], dtype=torch.float32)
+    torch.testing.assert_close(copied(x, cos, sin), plain(x, cos, sin))
+
+
+@pytest.mark.parametrize(("ranks", "unfit"), [(1, ()), (2, ()), (4, ()), (8, (12,)), (3, (2,)), (5, (12, 2)), (6, ())])
+def test_ranks_share_query_heads_evenly_and_key_value_heads_evenly_or_in_copies(ranks, unfit):
+    assert attention_config(num_heads=12, num_kv_heads=2).heads_unfit_for(ranks) == unfit
+
+
+def test_other_numbers_of_queries_and_keys_need_a_mask():
+    inner = ScaledDotProductAttention.Config().build()
+    q, kv = torch.randn(1, 3, N, E), torch.randn(1, 6, K, E)
+    with pytest.raises(ValueError, match="3 queries and 6 keys need an explicit mask"):
+        inner(q, kv, kv)
+    assert inner(q, kv, kv, torch.ones(1, 1, 3, 6, dtype=torch.bool)).shape == q.shape
 
 
 def test_heads_that_cannot_be_grouped_are_refused():

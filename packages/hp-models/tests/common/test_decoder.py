@@ -222,6 +222,19 @@ def test_the_run_s_length_is_taken_over_and_is_what_flops_are_counted_for():
     assert config.get_nparams_and_flops(model) == config.get_nparams_and_flops(model, 48)
 
 
+def test_an_explicit_mask_changes_nothing_and_comes_with_context_parallelism():
+    config = tiny_config()
+    run = trainer_config()
+    run.parallelism.context_parallel_degree = 2
+    assert not config.explicit_mask
+    config.update_from_config(trainer_config=run)
+    assert config.explicit_mask
+    implicit, explicit = tiny_config().build(), config.build()
+    explicit.load_state_dict(perturbed(implicit).state_dict())
+    ids = torch.randint(0, 61, (2, 12))
+    torch.testing.assert_close(explicit(ids), implicit(ids))
+
+
 def test_rows_longer_than_the_model_are_refused():
     with pytest.raises(ConfigError, match=r"training.seq_len: 65 is longer .* at most 64"):
         tiny_config().update_from_config(trainer_config=trainer_config(seq_len=65))

@@ -5,7 +5,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from hp_models.common import decoder_sharding as sharding
 from hp_models.common.attention import ScaledDotProductAttention
-from hp_models.qwen3_5_v2 import debugmodel, set_qwen3_5_sharding_config
+from hp_models.qwen3_5_v2 import debugmodel, qwen3_5_config, set_qwen3_5_sharding_config
 from hp_protocols.sharding import resolve_placements
 
 AXES = ("dp_replicate", "fsdp", "cp", "tp")
@@ -54,6 +54,35 @@ def test_under_context_parallelism_keys_and_values_are_gathered_and_their_gradie
     assert on_mesh(declared.out_src_shardings, axes) == (Shard(1), Shard(2))
 
 
+def test_linear_attention_is_cut_by_heads_and_its_rule_runs_on_local_tensors():
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "layer_types": ["linear_attention"]}
+    config = qwen3_5_config(vocab_size=61, hidden_size=32, intermediate_size=48, mrope_section=(1, 1, 0), **sizes)
+    layer = config.layers[0].linear_attn
+    sharding.set_gated_delta_net_sharding(layer, enable_sp=True)
+    assert all(on_mesh(named, ("tp",)) == (Shard(0),) for named in layer.sharding_config.state_shardings.values())
+    projections = ("in_proj_q", "in_proj_k", "in_proj_v", "in_proj_z", "in_proj_a", "in_proj_b")
+    weights = [getattr(layer, name).sharding_config.state_shardings["weight"] for name in projections]
+    assert [on_mesh(named, ("tp",)) for named in weights] == [(Shard(0),)] * 6
+    assert on_mesh(layer.out_proj.sharding_config.state_shardings["weight"], ("tp",)) == (Shard(1),)
+    # Whole rows of padding and ages come in; each rank's stretch of them is used.
+    for name in ("padding_BS", "age_BS"):
+        assert on_mesh(layer.sharding_config.in_src_shardings[name], ("cp", "tp")) == (Replicate(), Replicate())
+        assert on_mesh(layer.sharding_config.in_dst_shardings[name], ("cp", "tp")) == (Shard(1), Replicate())
+    rule = layer.inner.sharding_config
+    gradients = [on_mesh(named, ("fsdp", "cp", "tp")) for named in rule.local_map.in_grad_placements]
+    assert gradients[5:10] == [(Partial(), Partial(), Shard(0))] * 5
+    assert on_mesh(rule.out_src_shardings, ("cp", "tp")) == (Shard(1), Shard(2))
+
+
+def test_key_value_heads_fewer_than_the_ranks_are_computed_by_every_rank():
+    attention = next(layer.self_attn for layer in debugmodel().layers if layer.self_attn is not None)
+    for tp_degree, copies, placement in ((2, 1, Shard(0)), (4, 2, Replicate())):
+        sharding.set_gqa_attention_sharding(attention, enable_sp=True, tp_degree=tp_degree)
+        assert attention.kv_copies == copies
+        weight = attention.k_proj.sharding_config.state_shardings["weight"]
+        assert on_mesh(weight, ("tp",)) == (placement,)
+
+
 @pytest.mark.parametrize("enable_sp", [False, True])
 def test_every_layer_of_the_model_has_its_declaration(enable_sp):
     config = debugmodel()
@@ -67,6 +96,6 @@ def test_every_layer_of_the_model_has_its_declaration(enable_sp):
 
 def test_another_kind_of_attention_is_refused_by_name():
     config = debugmodel()
-    config.layers[1].self_attn = ScaledDotProductAttention.Config()
+    config.layers[-1].self_attn = ScaledDotProductAttention.Config()  # The one that attends fully.
     with pytest.raises(TypeError, match=r"no sharding is known for .*ScaledDotProductAttention"):
         set_qwen3_5_sharding_config(config, loss_parallel=True, enable_sp=True)
