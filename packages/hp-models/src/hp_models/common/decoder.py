@@ -227,14 +227,14 @@ def decoder_faults(config: Decoder.Config, trainer_config: TrainerConfig) -> lis
     tp = parallelism.tensor_parallel_degree
     if tp > 1:
         unfit = sorted({count for layer in config.layers for count in layer.mixer.heads_unfit_for(tp)})
-        faults += [
-            Fault(
-                "parallelism.tensor_parallel_degree",
-                f"{tp} ranks cannot share {count} attention heads evenly",
-                allowed=", ".join(map(str, tensor_parallel_degrees(config))),
+        if unfit:
+            faults.append(
+                Fault(
+                    "parallelism.tensor_parallel_degree",
+                    f"{tp} ranks cannot share {' or '.join(map(str, unfit))} attention heads evenly",
+                    allowed=", ".join(map(str, tensor_parallel_degrees(config))),
+                )
             )
-            for count in unfit
-        ]
     ranks = parallelism.context_parallel_degree * (tp if parallelism.enable_sequence_parallel else 1)
     if seq_len % ranks:
         faults.append(
