@@ -34,6 +34,7 @@ LAYOUTS = {
             tensor_parallel_degree=2, enable_sequence_parallel=False, disable_loss_parallel=True
         )
     },
+    "cp 2 x tp 2": {"parallelism": ParallelismConfig(context_parallel_degree=2, tensor_parallel_degree=2)},
     "replicated": {"parallelism": ParallelismConfig(data_parallel_replicate_degree=4, data_parallel_shard_degree=1)},
 }
 SMALL = qwen3_5_config(
@@ -98,7 +99,10 @@ def train(loss: CrossEntropyLoss.Config, sections: dict[str, object]) -> Numbers
 
 
 def every_layout(rank: int, world_size: int) -> dict[tuple[str, str], Numbers]:
-    return {(name, loss): train(LOSSES[loss], sections) for name, sections in LAYOUTS.items() for loss in LOSSES}
+    cases = [(name, "chunked") for name in LAYOUTS]
+    # Whole logits differ from one layout to another by how tensor parallelism leaves them.
+    cases += [(name, "whole") for name in LAYOUTS if name.startswith("tp")]
+    return {(name, loss): train(LOSSES[loss], LAYOUTS[name]) for name, loss in cases}
 
 
 def one_process(rank: int, world_size: int) -> dict[str, Numbers]:
