@@ -315,6 +315,13 @@ def bad_starts(rank: int, world: int) -> None:
     torch.manual_seed(rank)
     with raises(RuntimeError, "start from different weights", "sync_module_states=True"):
         start(nn.Linear(4, 4), PassConfig())
+    torch.manual_seed(0)
+    ulp = nn.Linear(4, 16500)
+    with torch.no_grad():
+        if rank == 1:
+            ulp.weight.view(-1)[65520] += 1
+    with raises(RuntimeError, "start from different weights (weight"):
+        start(ulp, PassConfig(dp_mode="ddp"))
     torch.manual_seed(rank)
     synced = nn.Linear(4, 4)
     torch.manual_seed(0)
@@ -453,6 +460,34 @@ def on_meta(rank: int, world: int) -> None:
     _, filled = small()
     blank.load_state_dict(filled.state_dict())
     assert torch.equal(blank.train_step(*batch), filled.train_step(*batch))
+
+    class Turned(nn.Linear):
+        """A buffer that is in no state, like the frequencies of a rotary embedding, and drawn the old way."""
+
+        def __init__(self) -> None:
+            super().__init__(4, 4, bias=False)
+            self.register_buffer("freq", torch.arange(4.0), persistent=False)
+
+        def reset_parameters(self) -> None:
+            self.weight.data.normal_()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x * self.freq)
+
+    with torch.device("meta"):
+        turned = Turned()
+    lacking = GraphTrainer(turned, zoo.square_loss, PassConfig(), device="cpu")
+    whole_state = {name: torch.ones(4, 4) for name in ("weight",)}
+    for load in (False, True):
+        if load:
+            lacking.load_state_dict({**lacking.state_dict(), "model": whole_state})
+        with raises(RuntimeError, "['freq']", "nothing has filled them"):
+            lacking.train_step(torch.ones(2, 4), None)
+    turned.freq.copy_(torch.arange(4.0))
+    real = Turned()
+    nn.init.ones_(real.weight)
+    expected = zoo.square_loss(real, torch.ones(2, 4), None)
+    assert torch.equal(lacking.train_step(torch.ones(2, 4), None), expected)
 
 
 # ---- meshes ----

@@ -167,6 +167,7 @@ def random_schedules(rank: int, world: int, seeds: list[int]) -> list[str]:
                 found[overlap].append(trainer.train_step(x, None))
                 found[overlap] += [p.grad.clone() for p in mine.parameters() if p.grad is not None]
                 trainer.optimizer_step()
+            found[overlap].append(trainer.eval_step(x, None))
             nodes = list(trainer.graph_module.graph.nodes)
             places = {node: at for at, node in enumerate(nodes)}
             launches = [

@@ -446,12 +446,28 @@ def test_a_changed_model_is_an_error_and_never_a_stale_graph(change, said):
 
 
 def test_another_signature_is_captured_anew_and_kept():
-    model = nn.Linear(4, 4)
-    run = trainer(model, max_graphs=2)
-    wide = torch.randn(4, 6)[:, :4]
-    inputs = [torch.randn(3, 4), torch.randn(5, 4), torch.randn(3, 4).double().float(), torch.randn(4, 3).t(), wide]
-    for x in inputs:
+    model = nn.Embedding(4, 4)
+    run = trainer(model)
+    ids = torch.arange(8).view(2, 4) % 4
+    # Another shape, another dtype, other strides of the same shape; the first again is no new one.
+    for count, x in enumerate([ids, ids[:1], ids.int(), ids.view(4, 2).t(), torch.cat([ids, ids], 1)[:, :4]], start=1):
         assert torch.equal(run.train_step(x, None), square(model, x, None))
+        assert len(run._graphs) == count
+    run.train_step(ids.clone(), None)
+    assert len(run._graphs) == 5
+
+
+def test_the_graph_that_was_used_longest_ago_goes_first():
+    captures = []
+
+    def counted(model, x, _):
+        captures.append(tuple(x.shape))
+        return square(model, x, None)
+
+    run = GraphTrainer(nn.Linear(4, 4), counted, PassConfig(), device="cpu", max_graphs=2)
+    for rows in (1, 2, 1, 3, 1, 2):
+        run.train_step(torch.randn(rows, 4), None)
+    assert captures == [(1, 4), (2, 4), (3, 4), (2, 4)]
     assert len(run._graphs) == 2
     with pytest.raises(ValueError, match="max_graphs=0"):
         trainer(nn.Linear(1, 1), max_graphs=0)

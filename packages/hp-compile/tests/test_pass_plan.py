@@ -138,6 +138,7 @@ def test_the_rest_is_a_choice_in_code_and_in_yaml():
         ({"fsdp": {"modules": [{"name": "a"}, {"name": "a"}]}}, r"fsdp\.modules\[1\]\.name='a' is listed twice"),
         ({"fsdp": {"patterns": [{"pattern": "a"}, {"pattern": ""}]}}, r"fsdp\.patterns\[1\]\.pattern: ''"),
         ({"fsdp": {"patterns": [{"pattern": 3}]}}, r"fsdp\.patterns\[0\]\.pattern: 3"),
+        ({"fsdp": {"enabled": True}}, r"neither fsdp\.modules nor fsdp\.patterns lists anything"),
         ({"fsdp": {"enabled": "yes"}}, r"fsdp\.enabled='yes'.*true or false"),
         ({"fsdp": None}, r"fsdp is None, not a mapping"),
     ],

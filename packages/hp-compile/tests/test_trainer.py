@@ -148,6 +148,111 @@ def test_state_of_one_process_goes_into_another():
     assert all(torch.equal(a, b) for a, b in zip(run.model.parameters(), fresh.model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (torch.optim.Adam, {"weight_decay": 0.1}),
+        (torch.optim.SGD, {"momentum": 0.9}),
+        (torch.optim.RMSprop, {"momentum": 0.5}),
+        (torch.optim.NAdam, {}),
+        (torch.optim.Rprop, {}),
+        (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.5}),
+    ],
+)
+def test_looking_at_the_state_does_not_change_training(kind, settings):
+    """Where an optimizer starts from zeros its state is completed; where not, that is said before its first step."""
+    zeros = kind in (torch.optim.Adam, torch.optim.RMSprop) or (kind is torch.optim.SGD and "dampening" not in settings)
+    losses = []
+    for looks in (False, True):
+        torch.manual_seed(0)
+        run = trainer(optimizer_factory=lambda params: kind(params, lr=0.1, **settings))
+        if looks and zeros:
+            assert all(value for value in run.state_dict()["optimizer"]["state"].values())
+        elif looks:
+            with pytest.raises(RuntimeError, match=rf"{kind.__name__} has no state before its first step"):
+                run.state_dict()
+        losses.append(run.train(data()))
+    assert losses[0] == losses[1]
+    state = copy.deepcopy(run.state_dict())
+    fresh = trainer(optimizer_factory=lambda params: kind(params, lr=0.7, **settings))
+    fresh.load_state_dict(state)
+    assert fresh.optimizer.param_groups[0]["lr"] == 0.1
+    assert fresh.train(data(2)) == run.train(data(2))
+
+
+def test_a_state_of_another_optimizer_or_with_holes_is_refused_and_changes_nothing():
+    run = trainer()
+    run.train(data(2))
+    good = run.state_dict()
+    other = trainer(optimizer_factory=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
+    other.train(data(2))
+    moments = good["optimizer"]["state"]["weight"]
+    faults = {
+        "has \\['momentum_buffer'\\], that of Adam": other.state_dict()["optimizer"],
+        "'weight' has nothing": {**good["optimizer"], "state": {"bias": good["optimizer"]["state"]["bias"]}},
+        "weight.exp_avg in the loaded optimizer has shape \\(2, 1\\)": {
+            **good["optimizer"],
+            "state": {**good["optimizer"]["state"], "weight": {**moments, "exp_avg": torch.ones(2, 1)}},
+        },
+        "\\['zzz'\\], which are no parameters": {
+            **good["optimizer"],
+            "state": {**good["optimizer"]["state"], "zzz": {}},
+        },
+        "is not {'state'": {},
+    }
+    before = copy.deepcopy(good)
+    for said, optimizer in faults.items():
+        with pytest.raises(ValueError, match=said):
+            run.load_state_dict({"model": good["model"], "optimizer": optimizer})
+    with pytest.raises(ValueError, match="'bias' in the loaded state is a int"):
+        run.load_state_dict({"model": {**good["model"], "bias": 3}, "optimizer": good["optimizer"]})
+    after = run.state_dict()["optimizer"]["state"]
+    assert all(
+        torch.equal(after[n][k], v) for n, values in before["optimizer"]["state"].items() for k, v in values.items()
+    )
+
+
+def test_loaded_moments_are_copies():
+    run, fresh = trainer(), trainer()
+    run.train(data(2))
+    kept = copy.deepcopy(run.state_dict())
+    fresh.load_state_dict(run.state_dict())
+    fresh.train(data())
+    now = run.state_dict()
+    assert all(torch.equal(now["model"][name], value) for name, value in kept["model"].items())
+    assert torch.equal(now["optimizer"]["state"]["weight"]["exp_avg"], kept["optimizer"]["state"]["weight"]["exp_avg"])
+
+
+def test_inside_full_params_changes_are_dropped_and_what_knows_shards_only_is_refused():
+    run = trainer()
+    run.train_step(*data(1)[0])
+    before = copy.deepcopy(dict(run.model.named_parameters()))
+    with run.full_params() as model:
+        with torch.no_grad():
+            model.weight.zero_()
+        assert not model.state_dict()["weight"].any()
+        for action in (
+            run.state_dict,
+            run.optimizer_step,
+            lambda: run.train_step(*data(1)[0]),
+            lambda: run.eval_step(*data(1)[0]),
+            lambda: run.load_state_dict({}),
+            lambda: run.full_params().__enter__(),
+        ):
+            with pytest.raises(RuntimeError, match=r"inside full_params\(\).*leave the context first"):
+                action()
+    assert all(torch.equal(parameter, before[name]) for name, parameter in run.model.named_parameters())
+    run.optimizer_step()
+
+
+def test_a_log_function_alone_is_called_in_every_step_and_a_factory_wants_no_learning_rate_beside_it():
+    seen = []
+    trainer().train(data(), log_fn=lambda step, metrics: seen.append(step))
+    assert seen == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(ValueError, match="optimizer_config has lr, which optimizer_factory would ignore"):
+        trainer(optimizer_config={"lr": 1.0}, optimizer_factory=lambda params: torch.optim.SGD(params))
+
+
 def test_a_hook_before_capture_can_register_a_pytree_node():
     class Pair:
         def __init__(self, a, b):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hp_compile.tracer.capture import run_traced_graph, trace_model_graph
     from hp_compile.tracer.joint_graph import JointGraph
     from hp_compile.trainer import GraphTrainer
+    from hp_compile.training.shard_guard import distributed_view
 
 __all__ = [
     "DP_MODES",
@@ -44,6 +45,7 @@ __all__ = [
     "PassPlan",
     "build_pass_config_from_trainer_config",
     "create_sharding_plan_from_yaml",
+    "distributed_view",
     "insert_call",
     "normalize_dp_mode",
     "run_traced_graph",
@@ -67,6 +69,7 @@ _HOME = {
     "FSDPPass": "passes.parallel.fsdp_pass",
     "GraphTrainer": "trainer",
     "JointGraph": "tracer.joint_graph",
+    "distributed_view": "training.shard_guard",
     "insert_call": "passes.insert",
     "run_traced_graph": "tracer.capture",
     "trace_model_graph": "tracer.capture",

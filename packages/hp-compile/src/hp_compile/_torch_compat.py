@@ -145,14 +145,9 @@ def hook_tables(module: nn.Module) -> tuple[Any, ...]:
 
 
 def global_hook_tables() -> tuple[Any, ...]:
+    """Of backward only: those of forward belong to observers (profilers, memory trackers), which come and go."""
     home = lookup("torch.nn.modules.module")
-    kinds = (
-        "_global_forward_hooks",
-        "_global_forward_pre_hooks",
-        "_global_backward_hooks",
-        "_global_backward_pre_hooks",
-    )
-    return tuple(getattr(home, name) for name in kinds)
+    return home._global_backward_pre_hooks, home._global_backward_hooks
 
 
 def tensor_hook_tables(tensor: torch.Tensor) -> tuple[Any, Any]:
@@ -192,6 +187,11 @@ def dtensor_spec(tensor: Any) -> Any:
 
 def concatenate_meshes(meshes: list[DeviceMesh]) -> DeviceMesh:
     return lookup("torch.distributed.device_mesh.DeviceMesh._concatenate")(meshes)
+
+
+def writes_to(tensor: torch.Tensor) -> int:
+    """How often the tensor has been written to in place."""
+    return tensor._version
 
 
 def default_store() -> Any:

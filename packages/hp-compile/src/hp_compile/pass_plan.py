@@ -176,6 +176,11 @@ def _read_plan(content: Any, file: str) -> PassPlan:
             raise ValueError(f"{file}fsdp.{key}={value!r} is not allowed; allowed: true or false")
     if not enabled:
         return PassPlan()
+    if not modules and not patterns and not rest:
+        raise ValueError(
+            f"{file}fsdp.enabled is true, but neither fsdp.modules nor fsdp.patterns lists anything: nothing would be "
+            "sharded; list units, or set enabled: false"
+        )
     return PassPlan(
         fsdp_modules={name: FSDPModuleConfig() for name in modules},
         fsdp_patterns={pattern: FSDPModuleConfig() for pattern in patterns},

@@ -30,7 +30,7 @@ from hp_compile.passes.parallel.shards import (
     refuse_what_cannot_be_cut,
 )
 from hp_compile.passes.pipeline import PassPipeline
-from hp_compile.tracer.capture import TrainFn, capture
+from hp_compile.tracer.capture import TrainFn, capture, no_collections
 from hp_compile.tracer.checks import refuse_open_autocast
 from hp_compile.tracer.joint_graph import JointGraph
 from hp_compile.tracer.signature import FlatInputs, flatten_inputs
@@ -39,7 +39,7 @@ from hp_compile.training import checkpoint, report
 from hp_compile.training.agreement import HIT, MISS, Agreement, schedule_hash
 from hp_compile.training.device import resolve_device
 from hp_compile.training.graph_cache import CompiledStep, GraphCache
-from hp_compile.training.meta_init import common_seed, materialize, unready
+from hp_compile.training.meta_init import Unready, common_seed, materialize
 from hp_compile.training.optimizer import OptimizerConfig, OptimizerFactory, build_optimizer, clip_gradients
 from hp_compile.training.shard_guard import ShardGuard
 from hp_compile.training.start import start_of
@@ -85,6 +85,7 @@ class GraphTrainer:
         self._hook_called = False
         self._mesh_known = self._cut = self._partitioned = False
         self._mesh: DataParallelMesh | None = None
+        self._guard: ShardGuard | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._local_gradients: LocalGradients | None = None
         self._warned_floats = False
@@ -110,7 +111,7 @@ class GraphTrainer:
             )
         self._config = copy.copy(pass_config)
         self.pipeline = PassPipeline.from_config(self._config, self._plan)
-        self._optimizer_config = OptimizerConfig.read(optimizer_config)
+        self._optimizer_config = OptimizerConfig.read(optimizer_config, self._optimizer_factory)
         self._graphs = GraphCache(max_graphs)
         self.device = resolve_device(device)
         if not any(parameter.is_meta for parameter in self.model.parameters()):
@@ -151,6 +152,7 @@ class GraphTrainer:
         Raises:
             RuntimeError: there are no gradients.
         """
+        self._refuse_inside_full_params("optimizer_step()")
         optimizer = self._optimizer
         if optimizer is None:
             raise RuntimeError("optimizer_step before any train_step: there are no gradients to apply")
@@ -176,14 +178,15 @@ class GraphTrainer:
     ) -> list[float]:
         """One optimizer step per `accumulation_steps` batches `(input, label)`; returns the mean loss of each.
 
-        `max_steps` counts optimizer steps. Every `log_interval` of them `log_fn(step, {"loss", "grad_norm"})` is
-        called (or a line logged). Batches at the end that do not fill a step raise.
+        `max_steps` counts optimizer steps. Every `log_interval` of them (1 if only `log_fn` is given)
+        `log_fn(step, {"loss", "grad_norm"})` is called, or a line logged. Batches at the end that fill no step raise.
         """
         for name, value in (("max_steps", max_steps), ("log_interval", log_interval)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name}={value!r} is not allowed; allowed: None or an integer of at least 1")
         if not isinstance(accumulation_steps, int) or accumulation_steps < 1:
             raise ValueError(f"accumulation_steps={accumulation_steps!r} is not allowed; allowed: at least 1")
+        every = log_interval or (1 if log_fn is not None else 0)
         losses: list[float] = []
         pending: list[torch.Tensor] = []
         for batch in dataloader:
@@ -196,7 +199,7 @@ class GraphTrainer:
             losses.append(float(torch.stack(pending).mean()))
             pending.clear()
             step = len(losses)
-            if log_interval and step % log_interval == 0:
+            if every and step % every == 0:
                 metrics = {"loss": losses[-1], "grad_norm": None if norm is None else float(norm)}
                 if log_fn is not None:
                     log_fn(step, metrics)
@@ -270,6 +273,7 @@ class GraphTrainer:
     def state_dict(self) -> dict[str, Any]:
         """`{"model": ..., "optimizer": ...}` by name, in true global shapes; works before compile, too."""
         self._partition()
+        self._refuse_inside_full_params("trainer.state_dict()")
         assert self._optimizer is not None
         return {
             "model": dict(self.model.state_dict()),
@@ -283,13 +287,13 @@ class GraphTrainer:
             ValueError: names, shapes or parameter groups differ; they are listed.
         """
         self._partition()
+        self._refuse_inside_full_params("load_state_dict()")
         optimizer = self.optimizer
         self._agreement.agree(
             "checking the state to load", lambda: checkpoint.check_state(self.model, optimizer, state_dict)
         )
         checkpoint.load_optimizer_state_dict(self.model, optimizer, state_dict["optimizer"])
         self.model.load_state_dict(state_dict["model"])
-        self._unready.clear()
 
     # ---- how it works ----
 
@@ -302,6 +306,7 @@ class GraphTrainer:
 
     def _step_for(self, kind: str, input: Any, label: Any) -> tuple[CompiledStep, FlatInputs]:
         """The graph for these inputs, on every rank, or an error on every rank."""
+        self._refuse_inside_full_params(f"a {kind} step")
         if not self._mesh_known:
             self._resolve()
         if not self._partitioned and any(slot.tensor.is_meta for slot in self._watch.slots):
@@ -313,19 +318,24 @@ class GraphTrainer:
         )
         if found is not None and verdict.status == HIT and verdict.same_schedule:
             return found, flat
-        joint = self._agreement.agree("capturing the step", lambda: None if found else self._capture(kind, flat))
-        self._partition()
-        step, verdict = self._agreement.compare(
-            "running the passes",
-            lambda: found or self._finish_step(kind, flat, joint),
-            lambda step: (HIT, step.schedule_hash),
-        )
-        if not verdict.same_schedule:
-            self._agreement.schedules_differ(step.schedule)
-        if step is not found:
-            self._graphs.add(step)
-            self._report(step)
+        with no_collections():
+            joint = self._agreement.agree("capturing the step", lambda: None if found else self._capture(kind, flat))
+            self._partition()
+            step, verdict = self._agreement.compare(
+                "running the passes",
+                lambda: found or self._finish_step(kind, flat, joint),
+                lambda step: (HIT, step.schedule_hash),
+            )
+            if not verdict.same_schedule:
+                self._agreement.schedules_differ(step.schedule)
+            if step is not found:
+                self._graphs.add(step)
+                self._report(step)
         return step, flat
+
+    def _refuse_inside_full_params(self, what: str) -> None:
+        if self._guard is not None:
+            self._guard.refuse_inside(what)
 
     def _find(self, kind: str, input: Any, label: Any) -> tuple[CompiledStep | None, FlatInputs]:
         if self._pre_hook is not None and not self._hook_called:
@@ -348,15 +358,16 @@ class GraphTrainer:
         self.pipeline.pass_config = self._config
         self._units, self._precision = start.units, start.precision
         self._watch = ModelWatch(self.model)
-        self._guard: ShardGuard | None = None
-        self._unready: set[str] = set()
+        self._unready = Unready({})
         self._mesh_known = True
 
     def _capture(self, kind: str, flat: FlatInputs) -> JointGraph:
-        if self._unready:
+        waiting = self._unready.names()
+        if waiting:
             raise RuntimeError(
-                f"parameters {sorted(self._unready)[:5]} came on the meta device and their modules have no "
-                "reset_parameters(); load a state first (trainer.load_state_dict)"
+                f"{waiting[:5]} came on the meta device and nothing has filled them: their modules' reset_parameters() "
+                "does not, or there is none. Load a state that has them (trainer.load_state_dict), or write to them in "
+                "place after trainer.optimizer has been asked for"
             )
         if self._graphs.differs_only_in_floats(kind, flat) and not self._warned_floats:
             self._warned_floats = True
@@ -379,11 +390,12 @@ class GraphTrainer:
             )
         on_meta = [slot.fqn for slot in scan_state(self.model) if slot.tensor.is_meta]
         if self._mesh is not None and self._mesh.size > 1:
-            self._shard(self._mesh, same_weights=not on_meta)
+            self._shard(self._mesh)
         if on_meta:
             seed = common_seed(self._mesh, self.device)
-            self._agreement.agree("initialising parameters", lambda: materialize(self.model, self.device, seed))
-            self._unready = unready(self.model, on_meta)
+            self._unready = self._agreement.agree(
+                "initialising parameters", lambda: materialize(self.model, self.device, seed)
+            )
         self._guard = ShardGuard(self.model, self._mesh)
         params = list(self.model.parameters())
         self._optimizer = self._agreement.agree(
@@ -394,11 +406,11 @@ class GraphTrainer:
         self._watch = ModelWatch(self.model)
         self._partitioned = True
 
-    def _shard(self, mesh: DataParallelMesh, same_weights: bool) -> None:
+    def _shard(self, mesh: DataParallelMesh) -> None:
         slots = scan_state(self.model)
-        if same_weights and self._sync:
+        if self._sync:
             self._agreement.broadcast(slots)
-        different = self._agreement.differing_weights(slots) if same_weights and not self._sync else []
+        different = [] if self._sync else self._agreement.differing_weights(slots)
         plain = self._agreement.agree(
             "checking what is to be sharded", lambda: self._checked_for_sharding(mesh, different)
         )

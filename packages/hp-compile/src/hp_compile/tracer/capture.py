@@ -127,7 +127,7 @@ def capture(
     The graph is not compiled yet: passes follow.
     """
     started = time.perf_counter()
-    with _no_collections():
+    with no_collections():
         joint = _capture(model, train_fn, flat, with_backward, precision or CapturePrecision())
     joint.seconds = time.perf_counter() - started
     return joint
@@ -191,8 +191,8 @@ def _capture(
 
 
 @contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """Garbage collection during a trace walks the growing graph again and again, and finds nothing."""
+def no_collections() -> Iterator[None]:
+    """Garbage collection while a graph is made walks the growing graph again and again, and finds nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -246,6 +246,11 @@ class _Step:
                 raise RuntimeError(
                     f"forward replaces {slot.fqn!r} by {type(now).__name__}; a graph keeps the parameters that it was "
                     "captured with. Compute on the parameter instead of assigning to it"
+                )
+            if len(slot.owners) > 1:
+                raise RuntimeError(
+                    f"forward assigns a new tensor to buffer {slot.fqn!r}, which has other names ({slot.aliases}): in "
+                    "eager the other name keeps the old tensor. Write in place (copy_), or register it once"
                 )
             rebound.append((slot.fqn, now))
         known = {attribute for slot in self.slots for attribute in slot.owners_ids}
@@ -369,7 +374,9 @@ def _user_line(error: BaseException) -> str:
     ours = str(Path(__file__).parents[1])
     torchs = str(Path(torch.__file__).parent)
     frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith((ours, torchs))
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((ours, torchs, "<"))
     ]
     if not frames:
         return "the step"

@@ -37,7 +37,7 @@ def draws_random_numbers(node: Node) -> bool:
     for index, argument in enumerate(node.target._schema.arguments):
         if argument.name == "dropout_p":
             given = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
-            return given != 0.0
+            return bool(given != 0.0)
     return True
 
 

@@ -6,6 +6,7 @@ failed at what. Every stage of a build that can fail on one rank alone goes thro
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -133,7 +134,7 @@ class Agreement:
 
     def differing_weights(self, slots: list[StateSlot]) -> list[str]:
         """Names of parameters whose values differ between ranks of the data-parallel group; the same on all of it."""
-        slots = [slot for slot in slots if slot.is_param]
+        slots = [slot for slot in slots if slot.is_param and not slot.tensor.is_meta]
         sums = [_checksum(local_tensor(slot.tensor)) for slot in slots]
         highs_lows = self._maximum([*sums, *(-value for value in sums)], self._axes)
         high, low = highs_lows[: len(slots)], highs_lows[len(slots) :]
@@ -142,6 +143,8 @@ class Agreement:
     def broadcast(self, slots: list[StateSlot]) -> None:
         """Every rank takes the values of the first rank of each axis."""
         for slot in slots:
+            if slot.tensor.is_meta:
+                continue
             tensor = local_tensor(slot.tensor)
             for axis in self._axes:
                 held = tensor.contiguous()
@@ -181,11 +184,8 @@ def _stopped(faults: dict[int, str]) -> RuntimeError:
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    """Of the bits, not the values: nan is equal to itself and -0.0 is not 0.0."""
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-        whole = {4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    bits = tensor.contiguous().view(whole).flatten().to(torch.int64)
-    weights = torch.arange(1, bits.numel() + 1, device=bits.device) % 65521
-    return int((bits * weights).sum()) >> 2
+    """Of the bits, not the values: nan is equal to itself and -0.0 is not 0.0. Positive, 62 bits."""
+    held = tensor.detach().cpu().contiguous()
+    # The memory itself: numpy, torch's own way to bytes, is not among what this package requires.
+    bits = ctypes.string_at(held.data_ptr(), held.nbytes) if held.nbytes else b""
+    return int.from_bytes(hashlib.blake2b(bits, digest_size=8).digest(), "little") >> 2

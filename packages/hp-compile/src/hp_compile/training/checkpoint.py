@@ -6,6 +6,8 @@ any number of ranks, and the way back. Tensors in the dict are the live ones, so
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict, defaultdict
 from typing import Any
 
 import torch
@@ -49,6 +51,8 @@ def _check_optimizer_state(slots: dict[str, StateSlot], optimizer: torch.optim.O
         raise ValueError(
             "the loaded optimizer state is not {'state': ..., 'param_groups': ...}, as state_dict() has it"
         )
+    if _can_be_completed(optimizer):
+        complete_state(optimizer)
     names = {id(slot.tensor): slot.fqn for slot in slots.values()}
     mine = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
     theirs = [list(group["params"]) for group in given["param_groups"]]
@@ -58,24 +62,34 @@ def _check_optimizer_state(slots: dict[str, StateSlot], optimizer: torch.optim.O
             f"one {len(mine)} over {sum(map(len, mine))}, or their names differ: {_difference(mine, theirs)}; load a "
             "state that the same model and optimizer saved"
         )
-    for fqn, values in given["state"].items():
-        if fqn not in slots:
-            raise ValueError(f"the loaded optimizer has state for {fqn!r}, which is no parameter of the model")
-        info = shard_info(slots[fqn].tensor)
-        for key, value in values.items():
-            if info is None or not isinstance(value, torch.Tensor) or not value.dim():
-                continue
-            if tuple(value.shape) != tuple(info.global_shape):
-                raise ValueError(
-                    f"{fqn}.{key} in the loaded optimizer has shape {tuple(value.shape)}, the parameter has "
-                    f"{tuple(info.global_shape)}; load a state of the same model"
-                )
+    unknown = sorted(set(given["state"]) - set(slots))
+    if unknown:
+        raise ValueError(f"the loaded optimizer has state for {unknown}, which are no parameters of the model")
+    for fqn, slot in slots.items():
+        mine_here, loaded = optimizer.state.get(slot.tensor, {}), given["state"].get(fqn, {})
+        if mine_here and set(mine_here) != set(loaded):
+            raise ValueError(
+                f"the loaded optimizer's state of {fqn!r} has {sorted(loaded) or 'nothing'}, that of "
+                f"{type(optimizer).__name__} has {sorted(mine_here)}; load a state that such an optimizer saved"
+            )
+        for key, value in loaded.items():
+            _check_shape(f"{fqn}.{key}", value, mine_here.get(key), slot)
+
+
+def _check_shape(name: str, value: Any, mine: Any, slot: StateSlot) -> None:
+    """A tensor like the parameter is saved whole; others are as they are here."""
+    like_parameter = not isinstance(mine, torch.Tensor) or mine.shape == slot.tensor.shape
+    wanted = _global_shape(slot) if like_parameter else mine.shape
+    if isinstance(value, torch.Tensor) and value.dim() and tuple(value.shape) != tuple(wanted):
+        raise ValueError(
+            f"{name} in the loaded optimizer has shape {tuple(value.shape)}, not {tuple(wanted)}; load a state of the "
+            "same model"
+        )
 
 
 def load_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
     """For a state that `check_state` has passed; a state of another placement is gathered, so ranks load together."""
     slots = {slot.fqn: slot for slot in scan_state(model) if slot.is_param}
-    complete_state(optimizer)
     loaded: dict[str, dict[str, Any]] = {}
     for fqn, values in given["state"].items():
         parameter = slots[fqn].tensor
@@ -105,8 +119,12 @@ def _check_model_state(model: nn.Module, slots: list[StateSlot], given: Any) -> 
         )
     shapes = {name: slot for slot in slots for name in (slot.fqn, *slot.aliases)}
     for name, value in given.items():
-        shape = _global_shape(shapes[name]) if name in shapes else None
-        if shape is not None and tuple(value.shape) != tuple(shape):
+        if name not in shapes:
+            continue
+        shape = _global_shape(shapes[name])
+        if not isinstance(value, torch.Tensor):
+            raise ValueError(f"{name!r} in the loaded state is a {type(value).__name__}, not a tensor")
+        if tuple(value.shape) != tuple(shape):
             raise ValueError(
                 f"{name!r} in the loaded state has shape {tuple(value.shape)}, the model's has {tuple(shape)}; load a "
                 "state of the same model"
@@ -119,31 +137,73 @@ def _global_shape(slot: StateSlot) -> torch.Size:
 
 
 def complete_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give every trainable parameter its optimizer state, as before a first step, so that a load finds all names."""
+    """Give every trainable parameter its optimizer state, as before a first step, so that a load finds all names.
+
+    Raises:
+        RuntimeError: the optimizer does not start from zeros, so what it starts from is known in its first step only.
+    """
     params = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    lacking = [parameter for parameter in params if parameter.requires_grad and not optimizer.state.get(parameter)]
+    lacking = {p for p in params if p.requires_grad and not optimizer.state.get(p)}
     if not lacking:
         return
-    held = [parameter.grad for parameter in params]
-    values = [parameter.detach().clone() for parameter in lacking]
-    rates = [group["lr"] for group in optimizer.param_groups]
-    wanted = {id(parameter) for parameter in lacking}
-    with torch.no_grad():
-        for parameter in params:
-            parameter.grad = torch.zeros_like(parameter) if id(parameter) in wanted else None
-        for group in optimizer.param_groups:
-            group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
-        optimizer.step()
-        # The step counted, and with weight decay it moved the averages: back to where a first step starts.
-        for parameter, value in zip(lacking, values, strict=True):
-            parameter.copy_(value)
-            for entry in optimizer.state.get(parameter, {}).values():
-                if isinstance(entry, torch.Tensor):
-                    entry.zero_()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-    for parameter, grad in zip(params, held, strict=True):
-        parameter.grad = grad
+    for group in optimizer.param_groups:
+        if lacking.isdisjoint(group["params"]):
+            continue
+        if not _starts_from_zeros(optimizer, group):
+            raise RuntimeError(
+                f"{type(optimizer).__name__} has no state before its first step, and does not start from zeros: make "
+                "one step before state_dict(), or load with load_state_dict()"
+            )
+        own = [parameter for parameter in group["params"] if parameter in lacking]
+        stand_ins = [nn.Parameter(torch.zeros_like(parameter)) for parameter in own]
+        made = _zero_state(optimizer, group, stand_ins)
+        for parameter, stand_in in zip(own, stand_ins, strict=True):
+            if made.get(stand_in):
+                optimizer.state[parameter] = made[stand_in]
+
+
+def _can_be_completed(optimizer: torch.optim.Optimizer) -> bool:
+    return all(_starts_from_zeros(optimizer, group) for group in optimizer.param_groups)
+
+
+def _shadow(optimizer: torch.optim.Optimizer, group: dict[str, Any], params: list[nn.Parameter]) -> Any:
+    """An optimizer of the same kind and settings over other parameters, without the user's hooks and schedules."""
+    shadow = copy.copy(optimizer)
+    shadow.state, shadow.param_groups = defaultdict(dict), [{**group, "params": params}]
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        setattr(shadow, name, OrderedDict())
+    return shadow
+
+
+def _zero_state(optimizer: torch.optim.Optimizer, group: dict[str, Any], params: list[nn.Parameter]) -> Any:
+    shadow = _shadow(optimizer, group, params)
+    for parameter in params:
+        parameter.grad = torch.zeros_like(parameter)
+    type(optimizer).step(shadow)
+    for values in shadow.state.values():
+        for key, value in values.items():
+            if isinstance(value, torch.Tensor):
+                value.zero_()
+            elif isinstance(value, (int, float)) and not isinstance(value, bool):
+                values[key] = type(value)()
+    return shadow.state
+
+
+def _starts_from_zeros(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
+    """Whether three steps from zeroed state are, to the bit, three first steps: tried on a small parameter."""
+    results = []
+    for completed in (False, True):
+        probe = nn.Parameter(torch.arange(6.0).view(2, 3) - 2.5)
+        shadow = _shadow(optimizer, group, [probe])
+        if completed:
+            shadow.state.update(_zero_state(optimizer, group, [probe]))
+            with torch.no_grad():
+                probe.copy_(torch.arange(6.0).view(2, 3) - 2.5)
+        for step in range(3):
+            probe.grad = torch.cos(torch.arange(6.0).view(2, 3) + step)
+            type(optimizer).step(shadow)
+        results.append(probe.detach())
+    return torch.equal(*results)
 
 
 def _saved_value(value: Any, parameter: torch.Tensor) -> Any:

@@ -6,6 +6,7 @@ In: a partitioned model with meta tensors. Out: real local shards, drawn by each
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -17,32 +18,68 @@ from hp_compile.tracer.state import StateSlot, scan_state, set_shard_info, shard
 from hp_compile.training.shard_guard import own_part
 
 
+@dataclass(frozen=True)
+class Unready:
+    """Tensors that nothing has filled, with the number of writes that each had seen by then."""
+
+    writes: dict[str, tuple[torch.Tensor, int]]
+
+    def names(self) -> list[str]:
+        """Those that nothing has been written to since; a load writes in place."""
+        return sorted(name for name, (tensor, count) in self.writes.items() if not _written(tensor, count))
+
+
+def _written(tensor: torch.Tensor, count: int) -> bool:
+    """Whether it was written to after it was made: `tensor.data` does not count writes, so look at the values, too."""
+    return compat.writes_to(tensor) != count or not bool(_is_blank(tensor.detach()).all())
+
+
+def _blank(tensor: torch.Tensor) -> torch.Tensor:
+    """Not a number, where there is such a thing: what is used unfilled shows."""
+    return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor.zero_()
+
+
+def _is_blank(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.isnan() if tensor.is_floating_point() else tensor == 0
+
+
 @torch.no_grad()
-def materialize(model: nn.Module, device: torch.device, seed: int) -> None:
+def materialize(model: nn.Module, device: torch.device, seed: int) -> Unready:
     """Only one module is whole at a time. The draw depends on the seed (common to all ranks) and its name alone."""
     slots = {id(slot.tensor): slot for slot in scan_state(model)}
+    unready: dict[str, tuple[torch.Tensor, int]] = {}
     for name, module in model.named_modules():
-        own = [tensor for part in compat.tensor_slots(module) for tensor in part.values()]
-        waiting = [slots[id(tensor)] for tensor in own if tensor is not None and tensor.is_meta]
+        waiting = [slots[id(tensor)] for tensor in _own(module) if tensor.is_meta]
         if not waiting:
             continue
-        filled = [_real(slot, device) for slot in waiting]
+        made = {slot.fqn: _real(slot, device) for slot in waiting}
+        counts = {fqn: compat.writes_to(tensor) for fqn, tensor in made.items()}
         if callable(getattr(module, "reset_parameters", None)):
             digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
             with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device], device_type=_rng(device)):
                 torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
                 module.reset_parameters()
-        for tensor in filled:
+        held = {id(tensor) for tensor in _own(module)}
+        for fqn, tensor in made.items():
+            # A buffer that was replaced by a new one is filled.
+            filled = id(tensor) not in held or _written(tensor, counts[fqn])
             info = shard_info(tensor)
             if info is not None:
                 tensor.data = own_part(tensor.data, info).clone()
+            if not filled:
+                unready[fqn] = (tensor, compat.writes_to(tensor))
+    return Unready(unready)
+
+
+def _own(module: nn.Module) -> list[torch.Tensor]:
+    return [tensor for part in compat.tensor_slots(module) for tensor in part.values() if tensor is not None]
 
 
 def _real(slot: StateSlot, device: torch.device) -> torch.Tensor:
     """A whole tensor in place of a meta one, under every name of it; torch cannot move a tensor off meta in place."""
     info = shard_info(slot.tensor)
     shape = slot.tensor.shape if info is None else info.global_shape
-    real = torch.empty(shape, dtype=slot.tensor.dtype, device=device)
+    real = _blank(torch.empty(shape, dtype=slot.tensor.dtype, device=device))
     if slot.is_param:
         real = nn.Parameter(real, requires_grad=slot.tensor.requires_grad)
     if info is not None:
@@ -50,15 +87,6 @@ def _real(slot: StateSlot, device: torch.device) -> torch.Tensor:
     for module, attribute in slot.owners:
         compat.tensor_slots(module)[0 if slot.is_param else 1][attribute] = real
     return real
-
-
-def unready(model: nn.Module, on_meta: list[str]) -> set[str]:
-    """Names of what no `reset_parameters` has filled."""
-    return {
-        slot.fqn
-        for slot in scan_state(model)
-        if slot.fqn in on_meta and not any(hasattr(module, "reset_parameters") for module, _ in slot.owners)
-    }
 
 
 def _rng(device: torch.device) -> str:

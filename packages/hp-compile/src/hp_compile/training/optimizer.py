@@ -30,8 +30,14 @@ class OptimizerConfig:
     grad_clip: float | None = None
 
     @classmethod
-    def read(cls, given: dict[str, Any] | None) -> OptimizerConfig:
+    def read(cls, given: dict[str, Any] | None, factory: OptimizerFactory | None = None) -> OptimizerConfig:
         known = [field.name for field in fields(cls)]
+        ignored = sorted(set(given or {}) & set(known) - {"grad_clip"}) if factory is not None else []
+        if ignored:
+            raise ValueError(
+                f"optimizer_config has {', '.join(ignored)}, which optimizer_factory would ignore; set them in the "
+                "factory and leave only grad_clip here"
+            )
         for key in given or {}:
             if key not in known:
                 raise ValueError(f"optimizer_config[{key!r}] is unknown; allowed: {', '.join(known)}")

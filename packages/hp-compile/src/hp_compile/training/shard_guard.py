@@ -48,14 +48,17 @@ class ShardGuard:
     @contextlib.contextmanager
     def full_params(self) -> Iterator[nn.Module]:
         """Within it every parameter is whole; changes made to them inside are dropped at the end."""
-        kept = [(slot.tensor, slot.tensor.data) for slot in self.slots if shard_info(slot.tensor) is not None]
+        self.refuse_inside("full_params()")
+        kept = [(slot.tensor, slot.tensor.data) for slot in self.slots]
         try:
             with torch.no_grad():
                 for parameter, local in kept:
                     info = shard_info(parameter)
-                    assert info is not None
-                    if info.sharded or info.tp_mesh is not None:
+                    if info is not None and (info.sharded or info.tp_mesh is not None):
                         parameter.data = as_dtensor(local, info).full_tensor()
+                    else:
+                        # A copy, or changes to a replica would stay, and differ between ranks.
+                        parameter.data = local.clone()
             self._whole = True
             with self.open():
                 yield self.model
@@ -63,6 +66,14 @@ class ShardGuard:
             self._whole = False
             for parameter, local in kept:
                 parameter.data = local
+
+    def refuse_inside(self, what: str) -> None:
+        """Raises RuntimeError inside `full_params`: optimizer, graphs and checkpoints know the shards only."""
+        if self._whole:
+            raise RuntimeError(
+                f"{what} inside full_params(): parameters are whole there for inspection and export "
+                "(model.state_dict() has whole tensors); leave the context first"
+            )
 
     def _refuse(self, module: nn.Module, _args: Any) -> None:
         if not self._open:
@@ -116,6 +127,21 @@ def saved_form(local: torch.Tensor, info: ShardInfo) -> torch.Tensor:
     if local.shape == info.global_shape and not info.sharded and info.tp_mesh is None:
         return local
     return as_dtensor(local, info)
+
+
+def distributed_view(parameter: torch.Tensor, tensor: torch.Tensor | None = None) -> torch.Tensor:
+    """A tensor of a parameter's local shape as the part of the whole that it is; it shares memory with the tensor.
+
+    Args:
+        parameter: of a model that a GraphTrainer has partitioned; otherwise the tensor is returned as it is.
+        tensor: the parameter's gradient, or a part of its optimizer state; default: the parameter itself.
+
+    Returns:
+        A DTensor of the true global shape where the parameter is sharded, else the tensor, detached.
+    """
+    local = (parameter if tensor is None else tensor).detach()
+    info = shard_info(parameter)
+    return local if info is None or local.shape != parameter.shape else saved_form(local, info)
 
 
 def loaded_form(value: Any, info: ShardInfo, name: str) -> torch.Tensor:

@@ -105,7 +105,8 @@ class _Schedule:
         """
         reductions = self._units("reduce_scatter", "all_reduce")
         output = self.graph.output_node()
-        for buckets, following in zip(reductions, [*reductions[1:], []], strict=True):
+        for at, buckets in enumerate(reductions):
+            following = reductions[at + 1] if at + 1 < len(reductions) else []
             anchor = max(self._stages(following, "launch")).next if following else output
             for bucket in buckets:
                 moved = self._after_first_launch(bucket)
