@@ -31,13 +31,16 @@ def test_no_module_imports_a_backend_by_name(source):
     assert not names & {"torch", "torch_npu", "mindspore", "numpy"}
 
 
-def test_the_example_of_the_readme_runs(capsys):
+def test_the_examples_of_the_readme_run(capsys):
     beside = Path(__file__).parents[1] / "README.md"
     # An editable install keeps the text of the day it was installed; a wheel carries the current one.
     text = beside.read_text(encoding="utf-8") if beside.exists() else metadata.metadata("hp-models").get_payload()
-    (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    exec(compile(example, "README.md", "exec"), {})
-    assert "torch.Size([1, 12, 1000])" in capsys.readouterr().out
+    names = {}
+    for example in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(compile(example, "README.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "torch.Size([1, 12, 1000])" in printed
+    assert "torch.Size([128, 64])" in printed
 
 
 def test_the_version_is_the_distribution_s():

@@ -59,13 +59,19 @@ class _CausalConv(ops.autograd.Function):
         halo = 0 if halo_BHC is None else width - 1
         # A token's gradient comes from itself and the W - 1 tokens after it.
         reached = seq_len + halo
-        grad_x_BTC, grad_taps = None, []
+        later = F.pad(grad_BSC, (0, 0, halo, width - 1))
+        grad_x_BTC: Tensor | None = None
+        grad_taps: list[Tensor] = []
         for back in range(width):
             tap = width - 1 - back
             seen_BSC = _seen(grad_BSC, back, age_BS)
             grad_taps.insert(0, (seen_BSC * padded_BTC[:, tap : tap + seq_len]).sum((0, 1)))
-            later_BTC = F.pad(seen_BSC, (0, 0, halo, width - 1))[:, back : back + reached]
-            grad_x_BTC = later_BTC * tap_WC[tap] if grad_x_BTC is None else ops.addcmul(grad_x_BTC, later_BTC, tap_WC[tap])
+            # One padded copy serves all taps where nothing is masked.
+            spread = later if seen_BSC is grad_BSC else F.pad(seen_BSC, (0, 0, halo, width - 1))
+            later_BTC = spread[:, back : back + reached]
+            grad_x_BTC = (
+                later_BTC * tap_WC[tap] if grad_x_BTC is None else ops.addcmul(grad_x_BTC, later_BTC, tap_WC[tap])
+            )
         assert grad_x_BTC is not None
         grad_halo = None if halo_BHC is None else grad_x_BTC[:, :halo].to(halo_BHC.dtype)
         grad_weight = ops.stack(grad_taps, dim=1).unsqueeze(1).to(weight_C1W.dtype)
