@@ -10,16 +10,32 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hp_trainer.hyper_trainer import HyperTrainer, TrainResult
+    from hp_config import HyperTrainerConfig, parse_args
+    from hp_trainer._legacy import Callback, LLMTrainer
+    from hp_trainer.base_trainer import TrainResult
+    from hp_trainer.hyper_trainer import HyperTrainer
     from hp_trainer.launch import Launch
 
 _EXPORTS = {
+    "Callback": "hp_trainer._legacy",
     "HyperTrainer": "hp_trainer.hyper_trainer",
+    "HyperTrainerConfig": "hp_config",
+    "LLMTrainer": "hp_trainer._legacy",
     "Launch": "hp_trainer.launch",
-    "TrainResult": "hp_trainer.hyper_trainer",
+    "TrainResult": "hp_trainer.base_trainer",
+    "parse_args": "hp_config",
 }
 
-__all__ = ["HyperTrainer", "Launch", "TrainResult", "__version__"]
+__all__ = [
+    "Callback",
+    "HyperTrainer",
+    "HyperTrainerConfig",
+    "LLMTrainer",
+    "Launch",
+    "TrainResult",
+    "__version__",
+    "parse_args",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -121,8 +121,13 @@ class Environment:
         return self.platform.broadcast_object(value, src=0)
 
 
-def start_environment(parallelism: ParallelismConfig, comm: CommConfig, debug: DebugConfig) -> Environment:
+def start_environment(
+    parallelism: ParallelismConfig, comm: CommConfig, debug: DebugConfig, backend: str | None = None
+) -> Environment:
     """Join the process group and build the meshes.
+
+    Args:
+        backend: of the process group; None: the device's own.
 
     Raises:
         ConfigError: the degrees do not multiply to the number of processes.
@@ -131,7 +136,7 @@ def start_environment(parallelism: ParallelismConfig, comm: CommConfig, debug: D
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     parallel_dims = ParallelDims.from_config(parallelism, world_size)
     device = platform.device(int(os.environ.get("LOCAL_RANK", "0")))
-    platform.init_process_group(timeout=timedelta(seconds=comm.init_timeout_seconds))
+    platform.init_process_group(timeout=timedelta(seconds=comm.init_timeout_seconds), backend=backend)
     # All ranks build the meshes together and now, not when the first of them asks for one.
     parallel_dims.build_meshes()
     set_determinism(debug)

@@ -6,8 +6,9 @@ folder with checkpoints, metrics.jsonl, loss.png and resolved.yaml, and returns 
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -40,11 +41,11 @@ from hp_protocols import Configurable, ModelSpec
 from hp_protocols.errors import ConfigError, Fault
 from hp_trainer import environment as env
 from hp_trainer._torch_compat import set_collective_timeout
+from hp_trainer.base_trainer import BaseTrainer, TrainResult
 from hp_trainer.cross_checks import cross_faults, document_mask_faults, machine_faults
 from hp_trainer.graph_mode import GraphMode, start_graph_mode
 from hp_trainer.model_building import build_model, build_state_dict_adapter, check_vocabulary
 from hp_trainer.run_folder import RunFolder, default_run_folder
-from hp_trainer.signals import StopRequest
 from hp_trainer.train_state import TrainState
 from hp_trainer.training_step import StepResult, TrainingStep
 from hp_trainer.validation import Validator
@@ -52,17 +53,7 @@ from hp_trainer.validation import Validator
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class TrainResult:
-    """How a run ended: `reason` is finished, already_finished, data_exhausted, or the name of a signal."""
-
-    step: int
-    reason: str
-    run_folder: Path
-    saved: bool
-
-
-class HyperTrainer(Configurable):
+class HyperTrainer(BaseTrainer, Configurable):
     """Trains the model of a recipe. Building it does all that can fail early and writes nothing to the run folder."""
 
     @dataclass(kw_only=True, slots=True)
@@ -98,12 +89,7 @@ class HyperTrainer(Configurable):
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        try:
-            for step in self.build_steps():
-                step()
-        except BaseException:
-            self.close()
-            raise
+        self.build()
 
     def build_steps(self) -> list[Callable[[], None]]:
         """What building a run consists of, in order."""
@@ -281,28 +267,11 @@ class HyperTrainer(Configurable):
 
     # ---- training --------------------------------------------------------------------------------------------
 
-    def train(self) -> TrainResult:
-        """Train to `training.steps` in all, or until the data ends or a signal asks to stop.
+    @property
+    def total_steps(self) -> int:
+        return self.config.training.steps
 
-        Raises:
-            CheckpointError: the last save failed; older checkpoints are intact.
-        """
-        if self.state.step >= self.config.training.steps:
-            return TrainResult(self.state.step, "already_finished", self.run_folder.path, saved=True)
-        self.open_run_folder()
-        try:
-            with StopRequest() as stop, env.GarbageSchedule(self.config.training.gc_freq) as garbage:
-                with self.profiler.active(self.state.step):
-                    reason = self.run_steps(stop, garbage)
-                # Saved inside: a second SIGTERM must not interrupt the save that the first has asked for.
-                return self.finish(reason)
-        finally:
-            # Also after an error: a save in the background is of a step before it, and worth waiting for.
-            self.checkpointer.close()
-            self.metrics.close()
-            self.run_folder.close()
-
-    def open_run_folder(self) -> None:
+    def begin(self) -> None:
         """Take the folder for this run, alone, and record what the run is."""
         self.on_main(self.run_folder.open)
         if self.environment.is_main:
@@ -313,26 +282,15 @@ class HyperTrainer(Configurable):
         if (skipped := self.dataloader.skipped).total:
             self.metrics.event("bad_lines_skipped", count=skipped.total, first=list(skipped.first))
 
-    def run_steps(self, stop: StopRequest, garbage: env.GarbageSchedule) -> str:
-        """The training loop; returns why it ended."""
-        batches = iter(self.dataloader)
-        while self.state.step < self.config.training.steps:
-            fetched = self.training_step.fetch(batches)
-            agreed = self.training_step.agree(fetched, stop_wanted=stop.name is not None)
-            if fetched is None:
-                return "data_exhausted"
-            self.after_step(self.training_step.run(fetched, agreed.valid_tokens))
-            garbage.after_step(self.state.step)
-            self.profiler.step()
-            # Only now: the batch that was fetched counts as seen.
-            if agreed.stop_wanted:
-                return stop.name or "a signal to another rank"
-        return "finished"
+    @contextlib.contextmanager
+    def around_steps(self) -> Iterator[None]:
+        """Garbage is collected on all ranks at the same steps; the profiler knows which step is the first."""
+        self.garbage = env.GarbageSchedule(self.config.training.gc_freq)
+        with self.garbage, self.profiler.active(self.state.step):
+            yield
 
     def after_step(self, result: StepResult) -> None:
-        """Count, record and, when it is time, save."""
-        self.state.step += 1
-        self.state.tokens_seen += result.tokens
+        """Record and, when it is time, validate and save."""
         step = self.state.step
         self.metrics.record(
             step,
@@ -355,6 +313,8 @@ class HyperTrainer(Configurable):
         self.checkpointer.poll()
         if step < self.config.training.steps and self.checkpointer.should_save(step):
             self.checkpointer.save(step)
+        self.garbage.after_step(step)
+        self.profiler.step()
 
     def finish(self, reason: str) -> TrainResult:
         """Save the end of the run and close its metrics."""
@@ -365,13 +325,7 @@ class HyperTrainer(Configurable):
         self.metrics.close(finished=reason == "data_exhausted", summary=True)
         return TrainResult(self.state.step, reason, self.run_folder.path, saved)
 
-    def on_main(self, work: Callable[[], None]) -> None:
-        """Do something on rank 0 alone; its faults are raised on every rank."""
-        self.environment.agree(lambda: work() if self.environment.is_main else None)
-
-    def close(self) -> None:
-        """Let go of the run folder and leave the process group. The trainer is of no use afterwards."""
-        if hasattr(self, "run_folder"):
-            self.run_folder.close()
-        if hasattr(self, "environment"):
-            self.environment.platform.destroy_process_group()
+    def release(self) -> None:
+        # Also after an error: a save in the background is of a step before it, and worth waiting for.
+        self.checkpointer.close()
+        self.metrics.close()

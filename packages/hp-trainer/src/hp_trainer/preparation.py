@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hp_config import ConfigManager
+from hp_config import ConfigManager, HyperTrainerConfig
 from hp_protocols.errors import ConfigError
 from hp_trainer.cross_checks import machine_faults
 from hp_trainer.run_folder import RESOLVED, default_run_folder
 
 if TYPE_CHECKING:
+    from hp_trainer._legacy import LLMTrainer
     from hp_trainer.hyper_trainer import HyperTrainer
 
 
-def load_config(arguments: list[str], world_size: int) -> HyperTrainer.Config:
+def load_config(arguments: list[str], world_size: int) -> HyperTrainer.Config | HyperTrainerConfig:
     """The checked config of these arguments. A run's own resolved.yaml means that run, wherever its folder is now.
 
     Raises:
@@ -24,12 +25,27 @@ def load_config(arguments: list[str], world_size: int) -> HyperTrainer.Config:
     """
     manager = ConfigManager()
     config = manager.parse_args(arguments, world_size=world_size)
+    if isinstance(config, HyperTrainerConfig):
+        return config
     if faults := machine_faults(config):
         raise ConfigError(faults)
     asked_for = any(word.replace("-", "_").startswith("__dump_folder") for word in arguments)
     if manager.file is not None and manager.file.name == RESOLVED and not asked_for:
         config.dump_folder = str(manager.file.parent)
     return config
+
+
+def build_trainer(config: HyperTrainer.Config | HyperTrainerConfig) -> HyperTrainer | LLMTrainer:
+    """The trainer that a configuration is for.
+
+    Raises:
+        ConfigError: every mistake that is found before training.
+    """
+    if isinstance(config, HyperTrainerConfig):
+        from hp_trainer._legacy import LLMTrainer
+
+        return LLMTrainer(config)
+    return config.build()
 
 
 def prepare(config: HyperTrainer.Config) -> None:

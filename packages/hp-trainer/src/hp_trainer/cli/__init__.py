@@ -18,6 +18,7 @@ COMMANDS = {
     "sample": ("hp_trainer.cli.sample", "let a trained model continue a prompt"),
     "plot": ("hp_trainer.cli.plot", "the loss curves of runs, as a picture and in the terminal"),
     "config": ("hp_trainer.cli.config", "show a resolved configuration, diff it with its recipe, validate it"),
+    "migrate": ("hp_trainer.cli.migrate", "a YAML of the older trainer as one for HyperTrainer"),
     "list": ("hp_trainer.cli.listing", "the modules, their recipes and model flavours that are installed"),
     "doctor": ("hp_trainer.cli.doctor", "versions, devices, what is missing on this machine and how to install it"),
     "completion": ("hp_trainer.cli.completion", "the completion script of a shell"),

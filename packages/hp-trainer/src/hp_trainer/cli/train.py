@@ -12,10 +12,17 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
+from hp_config import HyperTrainerConfig
 from hp_protocols.errors import ConfigError, Fault, MissingExtraError
 from hp_trainer.cli import messages
 from hp_trainer.launch import Launch, announce_rank, inside_torchrun, run_ranks
+
+if TYPE_CHECKING:
+    from hp_trainer._legacy import LLMTrainer
+    from hp_trainer.base_trainer import TrainResult
+    from hp_trainer.hyper_trainer import HyperTrainer
 
 SECONDS_FOR_RANK_0 = 5.0
 
@@ -28,8 +35,10 @@ LAUNCH_OPTIONS = """\
 USAGE = f"""\
 usage: hp train --module MODULE --config RECIPE [--option value …] [--nproc N]
        hp train RUN/resolved.yaml [--option value …] [--nproc N]
+       hp train OLD.yaml [--train.max_steps=20 …] [--nproc N]
 
-Train the model of a recipe. `hp list` shows the recipes;
+Train the model of a recipe, or of a YAML of the older trainer (sections model, data, train).
+`hp list` shows the recipes;
 `hp train --module MODULE --config RECIPE --help` shows every option with its default.
 
 {LAUNCH_OPTIONS}
@@ -106,6 +115,8 @@ def launch_ranks(launch: Launch, arguments: list[str]) -> int:
 
     config = load_config(arguments, launch.world_size)
     configure_logging(is_main=True)
+    if isinstance(config, HyperTrainerConfig):
+        return run_ranks(launch, arguments)
     prepare(config)
     # The ranks must not each choose a folder of their own.
     return run_ranks(launch, [*arguments, f"--dump_folder={config.dump_folder}"])
@@ -118,11 +129,11 @@ def run_rank(arguments: list[str]) -> int:
     configure_logging(is_main=rank == 0)
     started = False
     try:
-        from hp_trainer.preparation import load_config
+        from hp_trainer.preparation import build_trainer, load_config
 
-        trainer = load_config(arguments, world_size).build()
+        trainer = build_trainer(load_config(arguments, world_size))
         if rank == 0:
-            print(messages.opening(trainer) + "\n", flush=True)
+            print(opening(trainer) + "\n", flush=True)
         started = True
         result = trainer.train()
     except ConfigError as error:
@@ -137,9 +148,27 @@ def run_rank(arguments: list[str]) -> int:
         return 1
     if rank == 0:
         launch = Launch(nproc=world_size if inside_torchrun() else 1)
-        print("\n" + messages.closing(trainer, result, launch), flush=True)
+        print("\n" + closing(trainer, result, launch), flush=True)
     trainer.close()
     return 0
+
+
+def opening(trainer: HyperTrainer | LLMTrainer) -> str:
+    """What is about to be trained."""
+    if hasattr(trainer, "args"):
+        from hp_trainer._legacy import messages as older
+
+        return older.opening(cast("LLMTrainer", trainer))
+    return messages.opening(cast("HyperTrainer", trainer))
+
+
+def closing(trainer: HyperTrainer | LLMTrainer, result: TrainResult, launch: Launch) -> str:
+    """How the run has ended."""
+    if hasattr(trainer, "args"):
+        from hp_trainer._legacy import messages as older
+
+        return older.closing(cast("LLMTrainer", trainer), result)
+    return messages.closing(cast("HyperTrainer", trainer), result, launch)
 
 
 def configure_logging(*, is_main: bool) -> None:

@@ -1,0 +1,20 @@
+"""Each run of the older trainer in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    torch.use_deterministic_algorithms(False)

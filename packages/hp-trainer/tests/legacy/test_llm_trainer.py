@@ -1,0 +1,226 @@
+"""LLMTrainer against plain torch, step for step; its build steps, hooks, checkpoints and files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_run import build, train, write_yaml
+
+from hp_protocols import get_spec
+from hp_protocols.errors import ConfigError
+from hp_trainer import Callback, HyperTrainer, LLMTrainer
+from hp_trainer.base_trainer import BaseTrainer
+
+MODEL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 300, "head_dim": 16}
+KINDS = ("linear_attention", "full_attention")
+STEPS = 4
+
+
+def records() -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in Path("outputs/metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "event" not in line]
+
+
+def prepared_rows(count: int = 16, length: int = 12) -> torch.Tensor:
+    return torch.randint(300, (count, length), generator=torch.Generator().manual_seed(3))
+
+
+def prepared_labels() -> torch.Tensor:
+    """Of very unequal numbers of tokens to learn."""
+    labels = prepared_rows().clone()
+    labels[::4, 3:] = -100
+    labels[1::4, 5:] = -100
+    return labels
+
+
+def bare_model() -> torch.nn.Module:
+    """As LLMTrainer fills it: every parameter from the global random numbers after the seed."""
+    model = get_spec("qwen3_5").build_model_fn(**MODEL, layer_types=KINDS)
+    torch.manual_seed(42)
+    model.init_weights()
+    return model
+
+
+def by_hand(aggregation: str) -> tuple[list[tuple[float, float]], torch.nn.Module]:
+    """Four steps of two micro-batches of two rows, written out in torch."""
+    model, ids, wanted = bare_model(), prepared_rows(), F.pad(prepared_labels(), (0, 1), value=-100)[:, 1:]
+    plain = ("bias", "norm")
+    groups = [
+        {"params": [p for n, p in model.named_parameters() if not any(w in n for w in plain)], "weight_decay": 0.01},
+        {"params": [p for n, p in model.named_parameters() if any(w in n for w in plain)], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.999), eps=1e-8, foreach=False)
+    seen = []
+    for step in range(STEPS):
+        warmup, progress = math.ceil(STEPS * 0.5), max(0, step - 2) / 2
+        remaining = 0.5 * (1.0 + math.cos(math.pi * progress))
+        floor = 1e-5 / 1e-2
+        factor = (step + 1) / warmup if step < warmup else 1.0 if step == warmup else floor + (1 - floor) * remaining
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * factor
+        micro_batches = [slice(4 * step, 4 * step + 2), slice(4 * step + 2, 4 * step + 4)]
+        total, valid = torch.zeros(()), wanted[4 * step : 4 * step + 4].ne(-100).sum()
+        for rows in micro_batches:
+            labels = wanted[rows]
+            logits = model(ids[rows]).float()
+            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+            loss = loss / (valid if aggregation == "token_weighted" else 2 * labels.ne(-100).sum())
+            loss.backward()
+            total += loss.detach()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append((total.item(), norm.item()))
+    return seen, model
+
+
+@pytest.mark.parametrize("aggregation", ["token_weighted", "rank_average"])
+@pytest.mark.parametrize("init_device", ["meta", "cpu"])
+def test_training_is_bitwise_that_of_a_plain_torch_loop(aggregation: str, init_device: str) -> None:
+    torch.save({"input_ids": prepared_rows(), "labels": prepared_labels()}, "rows.pt")
+    trainer = train(
+        data__type="preset_pt",
+        data__train_path="rows.pt",
+        data__shuffle=False,
+        data__max_seq_len=12,
+        train__max_steps=STEPS,
+        train__init_device=init_device,
+        train__optimizer={
+            "lr": 1e-2,
+            "lr_warmup_ratio": 0.5,
+            "max_grad_norm": 0.5,
+            "loss_aggregation": aggregation,
+        },
+    )
+    expected, model = by_hand(aggregation)
+    assert [(record["loss"], record["grad_norm"]) for record in records()] == expected
+    for (name, ours), theirs in zip(trainer.model.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+def test_both_trainers_are_base_trainers_and_the_older_has_its_thirteen_steps_in_order() -> None:
+    assert issubclass(HyperTrainer, BaseTrainer)
+    names = [getattr(step, "__name__", "") for step in LLMTrainer.build_steps(LLMTrainer.__new__(LLMTrainer))]
+    assert names == [
+        *("setup", "build_model", "freeze_modules", "build_model_assets", "build_data_transform", "build_dataset"),
+        *("build_collate", "build_dataloader", "parallelise_model", "build_optimizer", "build_lr_scheduler"),
+        *("build_training_context", "build_callbacks", "<lambda>"),
+    ]
+
+
+class Diary(Callback):
+    """Writes down every hook."""
+
+    def __init__(self) -> None:
+        self.hooks: list[str] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("on_"):
+            object.__getattribute__(self, "hooks").append(name)
+        return object.__getattribute__(self, name)
+
+
+def test_every_hook_is_called_in_its_place() -> None:
+    torch.save({"input_ids": prepared_rows(8)}, "rows.pt")
+    diary = Diary()
+    train(
+        diary,
+        data__type="preset_pt",
+        data__train_path="rows.pt",
+        train__num_train_epochs=2,
+        train__max_steps=3,
+        train__checkpoint={"save_hf_weights": False, "save_steps": 2},
+        train__eval={"eval_steps": 2, "eval_dataset": "rows.pt"},
+    )
+    step = ["on_step_begin", "on_substep_end", "on_substep_end", "on_pre_optimizer_step"]
+    saved = ["on_evaluate", "on_save"]
+    assert diary.hooks == [
+        *("on_init_end", "on_train_begin", "on_epoch_begin"),
+        *(*step, "on_log", "on_step_end"),
+        *(*step, "on_log", *saved, "on_step_end"),
+        *("on_epoch_end", "on_epoch_begin"),
+        *(*step, "on_log", "on_evaluate", "on_step_end"),
+        *("on_epoch_end", "on_save", "on_train_end"),
+    ]
+
+
+def test_a_run_goes_on_bitwise_where_it_was_saved_and_never_writes_over_another() -> None:
+    options = {"train__max_steps": 4, "data__train_size": 64}
+    whole = train(**options)
+    losses = [record["loss"] for record in records()]
+    half = train(**options, train__checkpoint={"save_hf_weights": False, "save_steps": 2, "output_dir": "half"})
+    assert half.run_folder.path == Path("half")
+    resumed = train(
+        **options,
+        train__checkpoint={"save_hf_weights": False, "output_dir": "other", "load_path": "half/checkpoint/step-2"},
+    )
+    assert resumed.first_step == 2
+    lines = map(json.loads, Path("other/metrics.jsonl").read_text().splitlines())
+    assert [line["loss"] for line in lines] == losses[2:]
+    for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert train(**options).run_folder.path == Path("outputs-2")
+    again = build(**options, train__checkpoint={"save_hf_weights": False, "load_path": "outputs"})
+    assert (again.state.step, again.run_folder.path) == (4, Path("outputs"))
+    assert again.train().reason == "already_finished"
+    again.close()
+
+
+def test_a_callback_added_later_is_called_and_one_that_fails_ends_the_run() -> None:
+    class Fails(Callback):
+        def on_step_end(self, trainer: LLMTrainer, result: Any) -> None:
+            raise RuntimeError("asked to fail")
+
+    trainer = build()
+    trainer.add_callback(Fails())
+    with pytest.raises(RuntimeError, match="asked to fail"):
+        trainer.train()
+    trainer.close()
+
+
+def test_the_end_of_the_data_ends_the_run_with_a_checkpoint() -> None:
+    trainer = train(train__max_steps=100, data__train_size=6)
+    assert trainer.result.reason == "data_exhausted"
+    assert trainer.result.step == 2
+    assert Path("outputs/checkpoint/step-2").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model__name": "qwen3_5_v2"}, "no build_model_fn"),
+        ({"model__freeze_modules": ["nothing_like_it"]}, "in no parameter's name"),
+        ({"model__config_overrides": {"head_dimm": 3}}, "did you mean head_dim"),
+        ({"model__tokenizer_path": "folder"}, "rows are token ids"),
+        ({"model__max_position_embeddings": 8}, "max_position_embeddings 8"),
+        ({"train__optimizer": {"type": "adamv"}}, "train.optimizer.type"),
+        ({"train__optimizer": {"type": "sgd", "betas": [0.5, 0.5]}}, "betas"),
+        ({"train__checkpoint": {"load_path": "nowhere"}}, "there is no checkpoint at nowhere"),
+        ({"train__num_train_epochs": 3}, "have no epochs"),
+        ({"train__mixed_precision": {"output_dtype": "bfloat16"}}, "acts only with enabled"),
+        ({"train__eval": {"eval_steps": 1, "eval_dataset": "x"}}, "is not read by data.type: dummy"),
+        ({"train__init_device": "npu"}, "this run is on"),
+        ({"train__memory_monitor": {"enabled": True, "reset_peak_each_step": True}}, "cannot be reset"),
+    ],
+)
+def test_what_cannot_act_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(**options)
+    assert not torch.distributed.is_initialized()
+
+
+def test_the_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    from hp_trainer.cli import main
+
+    assert main(["train", write_yaml(), "--train.max_steps=1"]) == 0
+    assert "Finished 1 steps." in capsys.readouterr().out
+    assert main(["train", "old.yaml", "--train.max_stepz=1", "--train.seed=x"]) == 2
+    error = capsys.readouterr().err
+    assert "2 mistakes; nothing was run" in error
+    assert "did you mean --train.max_steps?" in error
