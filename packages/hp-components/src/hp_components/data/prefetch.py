@@ -26,6 +26,9 @@ __all__ = ["Prefetch", "StackIterator"]
 
 log = logging.getLogger(__name__)
 
+# Batches of tokens are small, and a worker that is some batches ahead does not matter when it has to wait for a core.
+PREFETCH_FACTOR = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
@@ -53,7 +56,7 @@ class StackIterator:
         options, ahead = self._options, dict[str, Any]()
         if options.num_workers:
             ahead = {
-                "prefetch_factor": options.prefetch_factor,
+                "prefetch_factor": options.prefetch_factor or PREFETCH_FACTOR,
                 "timeout": options.timeout_seconds,
                 "multiprocessing_context": _recording_context(self._workers),
             }
@@ -66,6 +69,8 @@ class StackIterator:
             # Without one of its own it draws from torch's global generator, and a resumed run would then have drawn
             # once more than an uninterrupted one. Worker w starts with the seed drawn from it plus w.
             generator=torch.Generator().manual_seed(options.seed),
+            # A row loader's state is its own cursor; torchdata's would be sent along with every batch.
+            snapshot_every_n_steps=2**31,
             **ahead,
         )
 

@@ -42,7 +42,7 @@ class RowLoader(BaseDataLoader):
         """Processes that fetch batches ahead; 0: in the training process. The batches are the same."""
 
         prefetch_factor: int | None = None
-        """Batches that each worker fetches ahead (2 if unset)."""
+        """Batches that each worker fetches ahead (8 if unset)."""
 
         pin_memory: bool | None = None
         """Batches in page-locked memory, which an accelerator copies from while it computes; unset: if there is one."""
