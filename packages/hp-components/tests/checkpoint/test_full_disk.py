@@ -73,6 +73,24 @@ def test_a_full_disk_costs_one_save_and_nothing_else(small_disk, caplog, mode):
     assert saver.save(3, force=True) is True
 
 
+@pytest.mark.parametrize("mode", ["disabled", "async"])
+def test_a_folder_that_became_read_only_costs_saves_and_no_training(small_disk, caplog, mode):
+    model = nn.Linear(20, 20)
+    saver = manager(small_disk, model, mode)
+    assert saver.save(1, force=True)
+    if subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=False).returncode:
+        pytest.skip("cannot make a disk read-only here")
+    with caplog.at_level(logging.ERROR):
+        assert saver.save(2) is False  # no folder can be made, so nothing goes to the background
+    assert "Read-only file system" in caplog.text
+    assert "the newest checkpoint is still step-1" in caplog.text
+    with pytest.raises(CheckpointError, match="Read-only file system"):
+        saver.save(2, force=True)
+    assert manager(small_disk, model).load() == 1
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    assert saver.save(3, force=True) is True
+
+
 def save_with_a_limit(rank, world_size, folder, bad_rank):
     """Save on all ranks while one of them may not write; what this rank saw, and what was left."""
     torch.manual_seed(0)
