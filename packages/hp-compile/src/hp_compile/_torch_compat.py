@@ -38,6 +38,12 @@ def lookup(path: str) -> Any:
     )
 
 
+def saved_name(fqn: str) -> str:
+    """A name as state dicts have it: torch's activation-checkpoint wrapper takes itself out of them."""
+    wrapper = lookup("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
+    return fqn.replace(wrapper._CHECKPOINT_PREFIX, "")
+
+
 pytree = importlib.import_module("torch.utils._pytree")
 
 

@@ -40,9 +40,6 @@ NOT_YET_VALUES: Mapping[str, Mapping[str, Mapping[str, Missing]]] = {
     "ActivationCheckpointConfig": {
         "mode": {"memory_budget": Missing("the compiler's memory budget", "use selective or full")},
     },
-    "CompileConfig": {
-        "mode": {"graph": Missing("Graph Mode (hp-compile) in the trainer", "use blocks or none")},
-    },
 }
 
 # torchtitan's names that its users may try here, and what stands in their place.

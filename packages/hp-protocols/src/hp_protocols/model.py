@@ -6,6 +6,7 @@ In: a model config. Out: a model whose every submodule follows the Module protoc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from .module import Module
 
 if TYPE_CHECKING:
     from .errors import Fault
+    from .platform import Module as PlatformModule
     from .trainer_sections import TrainerConfig
 
 __all__ = ["BaseModel", "ModelConfigConverter"]
@@ -57,6 +59,14 @@ class BaseModel(Module):
                 f"{len(strangers)} submodules of {type(self).__name__} do not follow the Module protocol; derive their "
                 "classes from Module or use Module.from_nn_module(cls):\n" + "\n".join(lines)
             )
+
+    def segments(self) -> Sequence[PlatformModule | Sequence[PlatformModule]]:
+        """The parts that run one after another, in the order of forward: what is worth gathering together.
+
+        A list is a part of several modules. Parameters outside all of them are one more part. By default there are
+        none: the model is one part.
+        """
+        return []
 
     def init_weights(self, *, buffer_device: Any = None, seed: int | None = None) -> None:
         """`init_states` under the name that other tools look for."""

@@ -119,11 +119,13 @@ class TrainingStep:
         environment = self.environment
         lr = self.lr_scheduler.get_last_lr()[0]
         loss_sum = torch.zeros((), device=environment.device)
+        # A tensor: by a number a device multiplies with the rounded reciprocal, and Graph Mode takes tensors.
+        divisor = torch.tensor(max(valid_tokens, 1), device=environment.device)
         last = len(fetched.micro_batches) - 1
         for index, batch in enumerate(fetched.micro_batches):
             self.optimizer.begin_backward(last=index == last)
-            loss_sum += self._backward(batch, max(valid_tokens, 1))
-        grad_norm = self._clip()
+            loss_sum += self.backward(batch, divisor)
+        grad_norm = self.clip()
         loss = environment.sum_over_data(loss_sum).item()
         norm = None if grad_norm is None else grad_norm.item()
         # Both numbers are the same on every rank, so all ranks decide alike without asking each other.
@@ -140,14 +142,14 @@ class TrainingStep:
         tokens = sum(batch["input"].numel() for batch in fetched.micro_batches) * environment.dp_degree
         return StepResult(loss, norm, lr, tokens, fetched.wait_seconds, updated)
 
-    def _clip(self) -> torch.Tensor | None:
+    def clip(self) -> torch.Tensor | None:
         """Clip by the global norm, which is returned; None where the optimizer has used the gradients up."""
         if self.optimizer.steps_in_backward:
             return None
         return clip_grad_norm_(self.model.parameters(), self.max_norm)
 
-    def _backward(self, batch: Batch, valid_tokens: int) -> torch.Tensor:
+    def backward(self, batch: Batch, divisor: torch.Tensor) -> torch.Tensor:
         """Gradients of one micro-batch, added to those of the earlier ones; its share of the loss, detached."""
-        loss = self.loss_sum(batch) / valid_tokens
+        loss = self.loss_sum(batch) / divisor
         loss.backward()
         return loss.detach()

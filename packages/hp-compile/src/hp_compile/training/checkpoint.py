@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from hp_compile.tracer.state import StateSlot, scan_state, shard_info
-from hp_compile.training.shard_guard import loaded_form, saved_form
+from hp_compile.tracer.state import StateSlot, shard_info
+from hp_compile.training.shard_guard import loaded_form, saved_form, saved_slots
 
 
 def optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """`{"state": {fqn: {...}}, "param_groups": [{..., "params": [fqn, ...]}]}`."""
-    names = {id(slot.tensor): slot.fqn for slot in scan_state(model) if slot.is_param}
+    names = {id(slot.tensor): slot.fqn for slot in saved_slots(model) if slot.is_param}
     complete_state(optimizer)
     state = {}
     for parameter, values in optimizer.state.items():
@@ -41,7 +41,7 @@ def check_state(model: nn.Module, optimizer: torch.optim.Optimizer, given: Any) 
     """
     if not isinstance(given, dict) or set(given) != {"model", "optimizer"}:
         raise ValueError("a trainer's state is {'model': ..., 'optimizer': ...}, as state_dict() gives it")
-    slots = scan_state(model)
+    slots = saved_slots(model)
     _check_model_state(model, slots, given["model"])
     _check_optimizer_state({slot.fqn: slot for slot in slots if slot.is_param}, optimizer, given["optimizer"])
 
@@ -89,7 +89,7 @@ def _check_shape(name: str, value: Any, mine: Any, slot: StateSlot) -> None:
 
 def load_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
     """For a state that `check_state` has passed; a state of another placement is gathered, so ranks load together."""
-    slots = {slot.fqn: slot for slot in scan_state(model) if slot.is_param}
+    slots = {slot.fqn: slot for slot in saved_slots(model) if slot.is_param}
     loaded: dict[str, dict[str, Any]] = {}
     for fqn, values in given["state"].items():
         parameter = slots[fqn].tensor

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from hp_compile import _torch_compat as compat
 from hp_compile.mesh import DataParallelMesh
 from hp_compile.passes.parallel.shards import as_dtensor, rows_of
 from hp_compile.tracer.state import ShardInfo, StateSlot, scan_state, shard_info
@@ -26,7 +28,7 @@ class ShardGuard:
         self._writes_buffers = mesh is None or mesh.rank == 0
         self._open = 0
         self._whole = False
-        self.slots = [slot for slot in scan_state(model) if slot.is_param]
+        self.slots = [slot for slot in saved_slots(model) if slot.is_param]
         sharded = [slot for slot in self.slots if _sharded(slot)]
         if sharded:
             holders = {id(module): module for slot in sharded for module, _ in slot.owners}
@@ -127,6 +129,14 @@ def saved_form(local: torch.Tensor, info: ShardInfo) -> torch.Tensor:
     if local.shape == info.global_shape and not info.sharded and info.tp_mesh is None:
         return local
     return as_dtensor(local, info)
+
+
+def saved_slots(model: nn.Module) -> list[StateSlot]:
+    """Parameters and buffers under the names that a state dict has for them."""
+    return [
+        replace(slot, fqn=compat.saved_name(slot.fqn), aliases=tuple(map(compat.saved_name, slot.aliases)))
+        for slot in scan_state(model)
+    ]
 
 
 def distributed_view(parameter: torch.Tensor, tensor: torch.Tensor | None = None) -> torch.Tensor:

@@ -28,6 +28,7 @@ from hp_models.common.rope import RoPE
 from hp_protocols.errors import ConfigError, Fault
 from hp_protocols.model import BaseModel
 from hp_protocols.module import Module, ModuleList
+from hp_protocols.platform import nn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -192,6 +193,12 @@ class Decoder(BaseModel):
             x_BSD = layer(x_BSD, cos_BSR, sin_BSR, mask_B1SS, attention_mask, age_BS)
         x_BSD = self.norm(x_BSD)
         return self.lm_head(x_BSD) if output_fn is None else output_fn(self.lm_head, x_BSD)
+
+    def segments(self) -> Sequence[nn.Module | Sequence[nn.Module]]:
+        """The embedding, each layer, the norm with the output projection; a tied matrix has both its ends in one."""
+        if self.config.tie_word_embeddings:
+            return [[self.embed_tokens, self.norm, self.lm_head], *self.layers]
+        return [self.embed_tokens, *self.layers, [self.norm, self.lm_head]]
 
 
 def check_shapes(input_ids: Tensor, position_ids: Tensor | None, attention_mask: Tensor | None) -> None:

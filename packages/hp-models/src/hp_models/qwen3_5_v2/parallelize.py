@@ -14,10 +14,7 @@ from hp_protocols.errors import ConfigError, Fault
 from hp_protocols.platform import get_platform
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hp_models.qwen3_5_v2.model import Qwen3_5Model
-    from hp_protocols.platform import Module
     from hp_protocols.trainer_sections import TrainerConfig
 
 __all__ = ["parallelize_qwen3_5_v2"]
@@ -54,13 +51,11 @@ def parallelize_qwen3_5_v2(
     if compiled:
         apply_compile(blocks=blocks, backend=trainer_config.compile.backend)
     if trainer_config.compile.mode != "graph":
-        _apply_data_parallel(model, blocks, parallel_dims, trainer_config)
+        _apply_data_parallel(model, parallel_dims, trainer_config)
     return model
 
 
-def _apply_data_parallel(
-    model: Qwen3_5Model, blocks: Sequence[Module], parallel_dims: ParallelDims, trainer_config: TrainerConfig
-) -> None:
+def _apply_data_parallel(model: Qwen3_5Model, parallel_dims: ParallelDims, trainer_config: TrainerConfig) -> None:
     """Shard (FSDP, HSDP) or replicate (DDP), and compute in the dtype of mixed precision."""
     parallelism: Any = trainer_config.parallelism
     training = trainer_config.training
@@ -68,7 +63,7 @@ def _apply_data_parallel(
     if not (parallel_dims.dp_cp_enabled or mixed or training.enable_cpu_offload):
         return
     dtypes = get_platform().dtype_map
-    units = _units(model, blocks)
+    units = model.segments()
     param_dtype, reduce_dtype = dtypes[training.mixed_precision_param], dtypes[training.mixed_precision_reduce]
     if parallel_dims.dp_replicate_enabled and not parallel_dims.fsdp_enabled:
         mesh = parallel_dims.get_mesh("dp_replicate")
@@ -85,16 +80,6 @@ def _apply_data_parallel(
         reshard_after_forward=parallelism.fsdp_reshard_after_forward,
         cpu_offload=training.enable_cpu_offload,
     )
-
-
-def _units(model: Qwen3_5Model, blocks: Sequence[Module]) -> list[Module | list[Module]]:
-    """What is gathered together, in the order of forward: the embedding, each block, the norm with the projection.
-
-    A tied matrix has to be in one unit, which then holds both ends of the model.
-    """
-    if model.config.tie_word_embeddings:
-        return [[model.embed_tokens, model.norm, model.lm_head], *blocks]
-    return [model.embed_tokens, *blocks, [model.norm, model.lm_head]]
 
 
 def _refuse_unavailable(parallel_dims: ParallelDims, trainer_config: TrainerConfig) -> None:

@@ -1,0 +1,48 @@
+"""`--compile.mode graph` from the command line: the bits of the eager run, and checkpoints that either goes on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from harness import SMALL, Hp, checkpoint_tensors, losses
+
+SHORT = (*SMALL, "--training.steps", "4", "--checkpoint.interval", "2")
+LAYOUTS = {
+    "one": (),
+    "fsdp-3": ("--nproc", "3", "--training.global_batch_size", "6"),
+    "ddp-2": ("--nproc", "2", "--parallelism.data_parallel_replicate_degree", "2")
+    + ("--parallelism.data_parallel_shard_degree", "1"),
+    "tp-2-fsdp-2": ("--nproc", "4", "--parallelism.tensor_parallel_degree", "2"),
+    "bf16-full-recomputation": ("--nproc", "2", "--training.mixed_precision_param", "bfloat16")
+    + ("--activation_checkpoint.mode", "full"),
+}
+
+
+def assert_same_run(one: Path, other: Path, step: int = 4) -> None:
+    assert losses(one) == losses(other)
+    ours, theirs = (checkpoint_tensors(run / "checkpoint" / f"step-{step}") for run in (one, other))
+    assert ours.keys() == theirs.keys()
+    assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_graph_and_eager_agree_to_the_last_bit(hp: Hp, layout: str) -> None:
+    for mode in ("none", "graph"):
+        done = hp.train(*SHORT, *LAYOUTS[layout], "--compile.mode", mode, "--dump_folder", f"run-{mode}")
+        assert done.code == 0, done.text
+    assert_same_run(hp.cwd / "run-none", hp.cwd / "run-graph")
+
+
+def test_each_goes_on_from_the_other_s_checkpoint(hp: Hp) -> None:
+    options = (*SHORT, "--nproc", "2")
+    whole = hp.train(*options, "--dump_folder", "whole")
+    assert whole.code == 0, whole.text
+    for first, then in (("none", "graph"), ("graph", "none")):
+        folder = f"{first}-{then}"
+        for mode, steps in ((first, "2"), (then, "4")):
+            schedule = ("--lr_scheduler.total_steps", "4", "--training.steps", steps)
+            done = hp.train(*options, *schedule, "--compile.mode", mode, "--dump_folder", folder)
+            assert done.code == 0, done.text
+        assert_same_run(hp.cwd / "whole", hp.cwd / folder)
