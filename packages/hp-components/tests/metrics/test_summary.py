@@ -61,8 +61,8 @@ def test_the_table_goes_to_the_console_after_the_last_record(tmp_path, part, qui
     run = part(tmp_path).train(1, 12)
     run.metrics.close(summary=True)
     lines = run.stream.text.splitlines()
-    assert lines[12:15] == ["this run", "  steps      12 of 12", "  loss       0.1000 to 1.2000"]
-    assert lines[15] == "             ▁▂▂▃▄▄▅▅▆▇▇█"
+    assert lines[12:16] == ["", "this run", "  steps      12 of 12", "  loss       0.1000 to 1.2000"]
+    assert lines[16] == "             ▁▂▂▃▄▄▅▅▆▇▇█"
     ascii_only = part(tmp_path, stream=quiet("ascii")).resumed_from({}, 12)
     ascii_only.metrics.close(summary=True)
     assert "0.1000 to 1.2000" in ascii_only.stream.text

@@ -79,6 +79,18 @@ def test_the_resolved_configuration_is_there_to_read(tmp_path, part):
     assert json.loads(text.removeprefix("```json\n").removesuffix("\n```")) == config
 
 
+def test_validation_is_an_event_and_a_curve_of_its_own(tmp_path, part, tensorboard_curves):
+    run = part(tmp_path, enable_tensorboard=True, log_freq=5).train(1, 2)
+    run.metrics.validation(nll=3.5, perplexity=math.inf, tokens=70)
+    run.metrics.close()
+    curves = tensorboard_curves(tmp_path / "tb")
+    assert curves["validation/nll"] == [(2, 3.5)]
+    assert curves["validation/perplexity"] == [(2, math.inf)]
+    event = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    # JSON has no inf: the text says what it was.
+    assert event == {"event": "validation", "step": 2, "time": 1.0, "nll": 3.5, "perplexity": "inf", "tokens": 70}
+
+
 def test_only_rank_0_writes_unless_all_are_asked(tmp_path, part, tensorboard_curves):
     for rank in (0, 1):
         part(tmp_path / "one", rank=rank, enable_tensorboard=True, save_tb_folder="curves").train(1, 1).metrics.close()

@@ -73,7 +73,7 @@ class PlainConsole:
 
     def table(self, title: str, rows: Sequence[tuple[str, str]]) -> None:
         width = max(len(name) for name, _ in rows)
-        self.note("\n".join([title, *(f"  {name:{width}}  {value}" for name, value in rows)]))
+        self.note("\n".join(["", title, *(f"  {name:{width}}  {value}" for name, value in rows)]))
 
     def draws_blocks(self) -> bool:
         return can_draw_blocks(self._stream)

@@ -206,7 +206,10 @@ class MetricsProcessor(Configurable):
             self._writer.write({"event": name, "step": self._last[0], "time": self._time(), **fields})
 
     def validation(self, **values: float) -> None:
-        """What was measured on held-out text after the current step: an event, and a point of curves of their own."""
+        """What was measured on held-out text after the current step: an event, and a point of curves of their own.
+
+        In the event nan and inf are texts, since JSON has no such numbers.
+        """
         finite = {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
         self.event("validation", **finite)
         for curves in self._curves:
