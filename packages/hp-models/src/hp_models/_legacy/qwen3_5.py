@@ -192,34 +192,77 @@ class DeltaCore(nn.Module):
         a_log: Tensor, dt_bias: Tensor,
     ) -> Tensor:  # fmt: skip
         wide = at_least_fp32(a)
-        rate = a.to(wide) + dt_bias
-        decay = -a_log.to(wide).exp() * ops.logaddexp(rate, ops.zeros_like(rate))
+        rows = a.shape[:2]
+        # Rows and tokens as one dim: the strides of softplus's gradient then never stop a traced graph.
+        pace = F.softplus((a.to(wide) + dt_bias).flatten(0, 1)).unflatten(0, rows)
+        decay = -a_log.to(wide).exp() * pace
         q = self.convolve(q, cq).unflatten(-1, (-1, self.key_width))
         k = self.convolve(k, ck).unflatten(-1, (-1, self.key_width))
         v = self.convolve(v, cv).unflatten(-1, (-1, self.value_width))
         return self.scan(Chunks.make(q, k, v, decay, ops.sigmoid(b))).to(v.dtype)
 
     def convolve(self, x: Tensor, kernel: Tensor) -> Tensor:
-        """silu of the causal depthwise convolution, summed in fp32 from the newest tap to the oldest."""
-        return F.silu(short_convolution(self.lead_in(x, kernel.shape[-1] - 1), kernel, x.shape[1]).to(x.dtype))
-
-    def lead_in(self, x: Tensor, count: int) -> Tensor:
-        """x with the `count` tokens before it; zeros where there are none."""
-        return F.pad(x, (0, 0, count, 0))
+        """silu of the causal depthwise convolution."""
+        return F.silu(ShortConvolution.apply(x, kernel))
 
     def scan(self, chunks: Chunks) -> Tensor:
         return run_chunks(chunks, None)[0]
 
 
-def short_convolution(x: Tensor, kernel: Tensor, length: int) -> Tensor:
-    """[B, taps - 1 + S, C] → [B, S, C]."""
-    x = x.to(at_least_fp32(x))
-    weight = kernel.squeeze(1).t().to(x.dtype)
-    last = weight.shape[0] - 1
-    total = x[:, last:] * weight[last]
-    for tap in range(last - 1, -1, -1):
-        total = total + x[:, tap : tap + length] * weight[tap]
-    return total
+class ShortConvolution(ops.autograd.Function):
+    """x [B, S, C], kernel [C, 1, taps] → [B, S, C]: Σ kernel[tap] · x[s - back], oldest tap first, in fp32 or wider."""
+
+    @staticmethod
+    def forward(x: Tensor, kernel: Tensor) -> Tensor:
+        weights, behind = ShortConvolution.weights(x, kernel), kernel.shape[-1] - 1
+        early = F.pad(x.to(weights[0].dtype), (0, 0, behind, 0))
+        total = early[:, : x.shape[1]] * weights[0]
+        for tap, weight in enumerate(weights[1:], start=1):
+            total = ops.addcmul(total, early[:, tap : tap + x.shape[1]], weight)
+        return total.to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, kernel = ctx.saved_tensors
+        weights, behind, length = ShortConvolution.weights(x, kernel), kernel.shape[-1] - 1, x.shape[1]
+        grad = grad.to(weights[0].dtype)
+        early, late = F.pad(x.to(grad.dtype), (0, 0, behind, 0)), F.pad(grad, (0, 0, 0, behind))
+        to_kernel = [(grad * early[:, tap : tap + length]).sum((0, 1)) for tap in range(behind + 1)]
+        to_x = late[:, :length] * weights[behind]
+        for back in range(1, behind + 1):
+            to_x = ops.addcmul(to_x, late[:, back : back + length], weights[behind - back])
+        return to_x.to(x.dtype), ops.stack(to_kernel, dim=1).unsqueeze(1).to(kernel.dtype)
+
+    @staticmethod
+    def weights(x: Tensor, kernel: Tensor) -> tuple[Tensor, ...]:
+        """The weight of each tap for all channels, oldest first."""
+        return kernel[:, 0].t().to(at_least_fp32(x)).contiguous().unbind(0)
+
+
+class Unit(ops.autograd.Function):
+    """scale · x / |x| over the last dim, with 1e-6 added to |x|²; keeps the result instead of x."""
+
+    @staticmethod
+    def forward(x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        inverse = ops.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+        y = x * inverse
+        return (y * scale if scale != 1.0 else y), inverse
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.scale = inputs[1]
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None]:
+        y, inverse = ctx.saved_tensors
+        radial = (grad * y).sum(-1, keepdim=True) * (-1.0 / ctx.scale**2)
+        return ops.addcmul(grad, y, radial) * (inverse * ctx.scale), None
 
 
 @dataclass(frozen=True)
@@ -242,31 +285,30 @@ class Chunks:
     def make(cls, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Chunks:
         rows, length, groups, key_width = q.shape
         heads, value_width = v.shape[2:]
-        size = min(CHUNK, length)
-        count = (length + size - 1) // size
-        q, k, v, decay, beta = (to_chunks(t.to(at_least_fp32(v)), size, count) for t in (q, k, v, decay, beta))
-        q = q * (ops.rsqrt(q.pow(2).sum(-1, keepdim=True) + 1e-6) * key_width**-0.5)
-        k = k * ops.rsqrt(k.pow(2).sum(-1, keepdim=True) + 1e-6)
-        shared = (count, rows, groups, heads // groups, size)  # each key head serves consecutive value heads
-        beta = beta.reshape(shared)[..., None, :]
+        count = (length + CHUNK - 1) // CHUNK
+        q, k, v, decay, beta = (to_chunks(t.to(at_least_fp32(v)), count) for t in (q, k, v, decay, beta))
+        q, k = Unit.apply(q, key_width**-0.5)[0], Unit.apply(k, 1.0)[0]
+        shared = (count, rows, groups, heads // groups, CHUNK)  # each key head serves consecutive value heads
+        beta = beta.reshape(*shared, 1)
         log = decay.reshape(shared).cumsum(-1)
 
-        place = ops.arange(size, device=v.device)
-        future = place[:, None] - place[None, :] < 0
+        place = ops.arange(CHUNK, device=v.device)
+        future = place[:, None] < place[None, :]
         fade = (log[..., :, None] - log[..., None, :]).masked_fill(future, float("-inf")).exp()
         since_start, until_end = log.exp(), (log[..., -1:] - log).exp()
-        k_t = k.transpose(-1, -2)
-        kk, qk = (k @ k_t)[:, :, :, None], (q @ k_t)[:, :, :, None]
-        coupling = kk * fade * beta.transpose(-1, -2)
-        one = ops.eye(size, dtype=v.dtype, device=v.device).expand_as(coupling)
-        solved = ops.linalg.solve_triangular(coupling, one, upper=False, unitriangular=True) * beta
+        k_t, k_beta = k.transpose(-1, -2), k[:, :, :, None] * beta
+        coupling = (k_beta.flatten(3, 4) @ k_t).unflatten(3, shared[3:]) * fade
 
-        flat = (count, rows * heads, size)
+        def solve(right: Tensor, width: int) -> Tensor:
+            solved = ops.linalg.solve_triangular(coupling, right, upper=False, unitriangular=True)
+            return solved.reshape(count, rows * heads, CHUNK, width)
+
+        flat = (count, rows * heads, CHUNK)
         return cls(
-            gain=(solved.reshape(count * rows * heads, size, size) @ v.flatten(0, 2)).reshape(*flat, value_width),
-            read=((solved * since_start[..., None, :]).flatten(3, 4) @ k).reshape(*flat, key_width),
+            gain=solve(v.reshape(*shared, value_width) * beta, value_width),
+            read=solve(k_beta * since_start[..., None], key_width),
             ask=(q[:, :, :, None] * since_start[..., None]).reshape(*flat, key_width),
-            mix=(qk * fade).reshape(*flat, size),
+            mix=((q @ k_t)[:, :, :, None] * fade).reshape(*flat, CHUNK),
             write=(k[:, :, :, None] * until_end[..., None]).reshape(*flat, key_width),
             keep=since_start[..., -1].reshape(count, rows * heads, 1, 1),
             rows=rows,
@@ -274,11 +316,11 @@ class Chunks:
         )
 
 
-def to_chunks(x: Tensor, size: int, count: int) -> Tensor:
+def to_chunks(x: Tensor, count: int) -> Tensor:
     """[B, S, heads, …] → [chunks, B, heads, T, …], filled up with zeros, which do nothing to the state."""
-    if short := size * count - x.shape[1]:
+    if short := CHUNK * count - x.shape[1]:
         x = F.pad(x, (0, 0) * (x.dim() - 2) + (0, short))
-    x = x.unflatten(1, (count, size))
+    x = x.unflatten(1, (count, CHUNK))
     return x.permute(1, 0, 3, 2, *range(4, x.dim())).contiguous()
 
 
