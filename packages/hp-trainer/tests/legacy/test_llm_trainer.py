@@ -206,6 +206,8 @@ def test_the_end_of_the_data_ends_the_run_with_a_checkpoint() -> None:
         ({"train__mixed_precision": {"output_dtype": "bfloat16"}}, "acts only with enabled"),
         ({"train__eval": {"eval_steps": 1, "eval_dataset": "x"}}, "is not read by data.type: dummy"),
         ({"train__init_device": "npu"}, "this run is on"),
+        ({"data__type": "json_file", "data__train_path": "none.jsonl"}, r"data\.train_path: .*none\.jsonl"),
+        ({"data__type": "preset_pt", "data__train_path": "none.pt"}, r"data\.train_path: there is no file none\.pt"),
         ({"train__memory_monitor": {"enabled": True, "reset_peak_each_step": True}}, "cannot be reset"),
     ],
 )

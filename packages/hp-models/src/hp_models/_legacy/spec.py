@@ -28,6 +28,7 @@ class _SpecFactory:
 
     def __call__(self, flavor: str | None = None) -> ModelSpec:
         from hp_models._legacy.parallelize import parallelize_bare_model
+        from hp_models._legacy.state_dict import BareQwen3_5Adapter
         from hp_protocols.model_spec import ModelSpec
 
         return ModelSpec(
@@ -35,6 +36,7 @@ class _SpecFactory:
             flavor=flavor or self.default_flavor,
             build_model_fn=build_qwen3_5,
             parallelize_fn=parallelize_bare_model,
+            state_dict_adapter=BareQwen3_5Adapter,
         )
 
 
@@ -75,7 +77,8 @@ def build_qwen3_5(
     if faults:
         raise ConfigError(faults)
     given = {} if weights_path is None else read_dimensions(weights_path)
-    model = Qwen3_5(Qwen3_5Config(**{**given, **dimensions}))
+    # Any: the plans are the class's, and here they become this model's own.
+    model: Any = Qwen3_5(Qwen3_5Config(**{**given, **dimensions}))
     if tp_plan:
         model._tp_plan = {**model._tp_plan, **tp_plan}
     if cp_modules is not None:

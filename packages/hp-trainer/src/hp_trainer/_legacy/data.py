@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from hp_components.data.packing import FIELDS, IGNORE_INDEX, PADDING_ROW
 from hp_components.data.row_loader import RowLoader
 from hp_protocols.errors import ConfigError, Fault
 
-__all__ = ["FirstTexts", "LegacyRows", "PresetRows", "shift_labels", "text_config"]
+__all__ = ["CountedRandomRows", "FirstTexts", "LegacyRows", "PresetRows", "shift_labels", "text_config"]
 
 
 def shift_labels(labels_NS: torch.Tensor) -> torch.Tensor:
@@ -161,18 +161,16 @@ class PresetRows:
     """Rows from tensors that `torch.save` has written: input_ids, and labels (not shifted) where they differ.
 
     A file holds a mapping with tensors [N, S], or a list of mappings with tensors [S]. Rows are cut or filled up to
-    `seq_len`; labels are shifted by `collate`.
+    `seq_len`.
     """
 
-    def __init__(
-        self, path: str, seq_len: int, vocab_size: int, collate: Callable[[torch.Tensor], torch.Tensor]
-    ) -> None:
+    def __init__(self, path: str, seq_len: int, vocab_size: int) -> None:
         self.path, self.seq_len = Path(path), seq_len
         input_NS, labels_NS = _read_preset(self.path, seq_len)
         if int(input_NS.max()) >= vocab_size or int(input_NS.min()) < 0:
             problem = f"has the token id {int(input_NS.max())}, and the model has {vocab_size} rows in its embedding"
             raise ConfigError(Fault(path, problem, hint="model.vocab_size"))
-        self.input_NS, self.labels_NS = input_NS, collate(labels_NS)
+        self.input_NS, self.labels_NS = input_NS, labels_NS
         self.digest = hashlib.sha256(input_NS.numpy().tobytes() + labels_NS.numpy().tobytes()).hexdigest()
 
     def __len__(self) -> int:
@@ -242,8 +240,14 @@ class LegacyRows(RowLoader):
 
     @dataclass(kw_only=True, slots=True)
     class Config(RowLoader.Config):
-        make_rows: Any = None
-        """`() -> rows`, with a length and a digest."""
+        preset_path: str | None = None
+        """A file of prepared tensors; without it rows are random tokens."""
+
+        random_rows: int = 0
+        """How many random rows there are."""
+
+        vocab_size: int
+        """Tokens are below this."""
 
         shuffle: bool = True
         """A new order of rows in every epoch."""
@@ -251,11 +255,11 @@ class LegacyRows(RowLoader):
         epochs: int | None = None
         """End after this many passes."""
 
+        collate: Any = None
+        """Labels of the rows → those of the next token, where they are not that already."""
+
         train_size: int | None = None
         """Only the first so many rows."""
-
-        what: str = ""
-        """What the rows are, for a person."""
 
     def __init__(
         self,
@@ -269,9 +273,15 @@ class LegacyRows(RowLoader):
         seed: int = 0,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        rows = config.make_rows()
+        rows: PresetRows | CountedRandomRows
+        if config.preset_path is None:
+            rows = CountedRandomRows(config.random_rows, seq_len, config.vocab_size, seed)
+        else:
+            rows = PresetRows(config.preset_path, seq_len, config.vocab_size)
+            if config.collate is not None:
+                rows.labels_NS = config.collate(rows.labels_NS)
         count = len(rows) if config.train_size is None else min(len(rows), config.train_size)
-        self._text = f"{config.what}: {count} rows of {seq_len}"
+        self._text = f"{config.preset_path or 'random tokens'}: {count} rows of {seq_len}"
         super().__init__(
             rows,
             RowOrder(rows=count, shuffle=config.shuffle, seed=seed, epochs=config.epochs),

@@ -7,7 +7,6 @@ checkpoints, metrics.jsonl, loss.png and resolved.yaml, and returns a `TrainResu
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +32,7 @@ from hp_trainer import environment as env
 from hp_trainer._legacy import bare_model, data
 from hp_trainer._legacy.callbacks import Callback, default_callbacks
 from hp_trainer._legacy.run_place import RunPlace, choose_place
-from hp_trainer._legacy.sections import make_sections
+from hp_trainer._legacy.sections import in_older_words, make_sections
 from hp_trainer._legacy.step import LegacyStep, LocalLoss
 from hp_trainer.base_trainer import BaseTrainer, TrainResult
 from hp_trainer.run_folder import RunFolder
@@ -55,7 +54,10 @@ class LLMTrainer(BaseTrainer):
         self.args = args
         self.callbacks: list[Callback] = []
         self.added = list(callbacks)
-        self.build()
+        try:
+            self.build()
+        except ConfigError as error:
+            raise ConfigError(map(in_older_words, error.faults)) from error
 
     def build_steps(self) -> list[Callable[[], None]]:
         """The thirteen steps of the older trainer, and the hook behind them."""
@@ -115,8 +117,9 @@ class LLMTrainer(BaseTrainer):
         self._check_init_device(train.init_device)
         with torch.device(train.init_device):
             self.model: torch.nn.Module = build_bare_model(self.spec, model)
-        self.vocab_size: int = self.model.config.vocab_size
-        longest = getattr(self.model.config, "max_position_embeddings", None)
+        dimensions: Any = self.model.config
+        self.vocab_size: int = dimensions.vocab_size
+        longest = getattr(dimensions, "max_position_embeddings", None)
         if longest is not None and self.args.data.max_seq_len > longest:
             problem = f"{self.args.data.max_seq_len} is more than the model's max_position_embeddings {longest}"
             raise ConfigError(Fault("data.max_seq_len", problem))
@@ -171,8 +174,9 @@ class LLMTrainer(BaseTrainer):
                 raise ConfigError(Fault("train.num_train_epochs", problem, hint="data.train_size gives them one"))
             return DummyDataLoader.Config(vocab_size=self.vocab_size)
         return data.LegacyRows.Config(
-            make_rows=functools.partial(self._make_rows, path),
-            what="random tokens" if section.type == "dummy" else path,
+            preset_path=path if section.type == "preset_pt" else None,
+            random_rows=section.train_size or 0,
+            vocab_size=self.vocab_size,
             shuffle=section.shuffle and training,
             epochs=epochs,
             train_size=section.train_size if training else None,
@@ -180,13 +184,6 @@ class LLMTrainer(BaseTrainer):
             prefetch_factor=section.prefetch_factor,
             pin_memory=None if section.pin_memory else False,
         )
-
-    def _make_rows(self, path: str) -> object:
-        section = self.args.data
-        if section.type == "dummy":
-            count = section.train_size or 0
-            return data.CountedRandomRows(count, section.max_seq_len, self.vocab_size, self.args.train.seed)
-        return data.PresetRows(path, section.max_seq_len, self.vocab_size, self.collate)
 
     def build_dataset(self) -> None:
         """Train or read the tokenizer; the text itself is tokenised once, on rank 0, when the dataloader is made."""
@@ -201,7 +198,10 @@ class LLMTrainer(BaseTrainer):
 
     def build_collate(self) -> None:
         """How labels become those of the next token. Packed text and conversations have them so already."""
-        self.collate = data.shift_labels
+        if self.args.data.type == "preset_pt":
+            for config in (self.data_config, self.eval_config):
+                if isinstance(config, data.LegacyRows.Config):
+                    config.collate = data.shift_labels
 
     def build_dataloader(self) -> None:
         environment, train = self.environment, self.args.train

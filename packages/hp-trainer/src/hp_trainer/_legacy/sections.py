@@ -7,6 +7,7 @@ functions read too.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ from hp_config import (
 )
 from hp_protocols.errors import Fault, nearest
 
-__all__ = ["Sections", "make_sections"]
+__all__ = ["Sections", "in_older_words", "make_sections"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def make_sections(args: HyperTrainerConfig) -> tuple[Sections, list[Fault]]:
         metrics=MetricsProcessor.Config(log_freq=train.logging.log_steps, peak_tflops=train.logging.peak_tflops),
         profiler=_profiler(train.profile),
     )
-    faults += _renamed(sections.optimizer.faults("train.optimizer")) if not faults else []
+    faults += [] if faults else map(in_older_words, sections.optimizer.faults("optimizer"))
     return sections, faults
 
 
@@ -134,11 +135,37 @@ def _optimizer(section: Any) -> tuple[OptimizersContainer.Config, list[Fault]]:
     return OptimizersContainer.Config(name=name, lr=section.lr, **given), []
 
 
-def _renamed(faults: list[Fault]) -> list[Fault]:
-    return [
-        Fault(fault.where.replace("train.optimizer.name", "train.optimizer.type"), fault.problem, fault.allowed)
-        for fault in faults
-    ]
+def in_older_words(fault: Fault) -> Fault:
+    """A fault of a shared component, with the paths that the older file has."""
+
+    def translate(text: str | None) -> str | None:
+        for newer, older in _OLDER_NAMES.items():
+            # Not within a longer path, such as train.optimizer.
+            text = None if text is None else re.sub(rf"(?<![\w.]){re.escape(newer)}(?=[.,\s=]|$)", older, text)
+        return text
+
+    where = translate(fault.where) or fault.where
+    return Fault(where, fault.problem, fault.allowed, translate(fault.hint))
+
+
+_OLDER_NAMES = {
+    "dataloader.dataset_path": "data.train_path",
+    "dataloader.dataset": "data.train_path",
+    "dataloader.on_too_long": "data.max_seq_len",
+    "dataloader": "data",
+    "validation.dataloader": "train.eval.eval_dataset",
+    "training.seq_len": "data.max_seq_len",
+    "tokenizer.tokenizer_path": "model.tokenizer_path",
+    "optimizer.name": "train.optimizer.type",
+    "optimizer": "train.optimizer",
+    "lr_scheduler.lr_min": "train.optimizer.lr_min",
+    "checkpoint.initial_load_in_hf": "model.weights_path",
+    "checkpoint.initial_load_path": "train.checkpoint.load_path",
+    "checkpoint.last_save_in_hf": "train.checkpoint.save_hf_weights",
+    "checkpoint.load_step": "train.checkpoint.load_path",
+    "checkpoint.async_mode": "train.checkpoint.save_async",
+    "parallelism": "train.accelerator",
+}
 
 
 def _schedule(args: HyperTrainerConfig) -> LRSchedulersContainer.Config:

@@ -1,0 +1,235 @@
+"""Every key of the older YAML acts: short runs, each changing one thing."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny_run import build, train
+
+from hp_config import HyperTrainerConfig
+from hp_trainer import parse_args
+from hp_trainer._legacy.callbacks import GradientHealthCallback, MoEMonitorCallback, ProgressCallback
+from hp_trainer._legacy.migration import _set_paths
+
+
+def weights(trainer: Any) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "where", "expected"),
+    [
+        ("train__max_steps", 3, "training.steps", 3),
+        ("train__optimizer", {"max_grad_norm": 0.3}, "training.max_norm", 0.3),
+        ("train__optimizer", {"type": "SGD", "lr": 0.1}, "optimizer.name", "SGD"),
+        ("train__optimizer", {"weight_decay": 0.5}, "optimizer.weight_decay", 0.5),
+        ("train__optimizer", {"eps": 1e-3}, "optimizer.eps", 1e-3),
+        ("train__optimizer", {"betas": [0.5, 0.6]}, "optimizer.betas", (0.5, 0.6)),
+        ("train__optimizer", {"lr_warmup_ratio": 0.6}, "lr_scheduler.warmup_steps", 2),
+        ("train__optimizer", {"lr_decay_style": "linear"}, "lr_scheduler.decay_type", "linear"),
+        ("train__optimizer", {"lr_min": 1e-6}, "lr_scheduler.lr_min", 1e-6),
+        ("train__accelerator", {"reshard_after_forward": False}, "parallelism.fsdp_reshard_after_forward", "never"),
+        ("train__accelerator", {"zero_stage": 3}, "parallelism.fsdp_reshard_after_forward", "always"),
+        ("train__accelerator", {"dp": 1}, "parallelism.data_parallel_shard_degree", 1),
+        ("train__gradient_checkpointing", {"activation_checkpoint": "full"}, "activation_checkpoint.mode", "full"),
+        ("train__mixed_precision", {"enabled": True}, "training.mixed_precision_param", "bfloat16"),
+        ("train__checkpoint", {"save_async": True, "save_hf_weights": False}, "checkpoint.async_mode", "async"),
+        ("train__profile", {"active_steps": 4}, "profiler.profiler_active", 4),
+        ("train__debug", {"deterministic": True}, "debug.deterministic", True),
+    ],
+)
+def test_a_key_reaches_the_part_that_acts_on_it(path: str, value: Any, where: str, expected: Any) -> None:
+    trainer = train(**{path: value})
+    node: Any = trainer.sections
+    for name in where.split("."):
+        node = getattr(node, name)
+    assert node == expected
+    assert trainer.result.reason == "finished"
+
+
+def test_recomputation_and_deterministic_runs_give_the_same_bits_and_half_precision_gives_others() -> None:
+    plain = weights(train())
+    for options in (
+        {"train__gradient_checkpointing": {"activation_checkpoint": "full"}},
+        {"train__gradient_checkpointing": {"activation_checkpoint": "selective"}},
+        {"train__debug": {"deterministic": True, "gc_steps": 1, "check_nan_inf": True}},
+    ):
+        same = train(**options, train__checkpoint={"save_hf_weights": False, "output_dir": "same"})
+        assert all(torch.equal(value.full_tensor() if hasattr(value, "full_tensor") else value, plain[name.replace(
+            "_checkpoint_wrapped_module.", "")]) for name, value in weights(same).items())  # fmt: skip
+    half = train(train__mixed_precision={"enabled": True, "output_dtype": "bfloat16"})
+    assert any(not torch.equal(value.full_tensor(), plain[name]) for name, value in weights(half).items())
+    assert all(value.dtype == torch.float32 for value in weights(half).values())
+
+
+def test_frozen_parameters_stay_and_others_move() -> None:
+    trainer = build(model__freeze_modules=["embed_tokens"], train__optimizer={"lr": 0.1})
+    before = weights(trainer)
+    trainer.train()
+    moved = {name for name, value in weights(trainer).items() if not torch.equal(value, before[name])}
+    assert "embed_tokens.weight" not in moved
+    assert "lm_head.weight" in moved
+    trainer.close()
+
+
+def test_dimensions_come_from_the_section_and_overrides_win() -> None:
+    trainer = build(model__num_attention_heads=2, model__num_key_value_heads=1, model__max_position_embeddings=64)
+    config = trainer.model.config
+    assert (config.num_attention_heads, config.num_key_value_heads, config.max_position_embeddings) == (2, 1, 64)
+    trainer.close()
+    wide = build(model__config_overrides={"hidden_size": 64, "layer_types": ["full_attention"] * 2})
+    assert wide.model.config.hidden_size == 64
+    wide.close()
+
+
+def test_text_conversations_and_datasets_are_read(tmp_path: Path) -> None:
+    rows = [{"body": f"the number {number} is followed by the number {number + 1}"} for number in range(40)]
+    Path("text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = {"data__type": "json_file", "data__train_path": "text.jsonl", "data__text_key": "body"}
+    whole = build(**text, data__shuffle=False, data__num_workers=0)
+    assert "40 documents" in str(whole.dataloader)
+    whole.close()
+    some = train(**text, data__train_size=10, train__eval={"eval_steps": 1, "eval_dataset": "text.jsonl"})
+    assert "10 documents" in str(some.dataloader)
+    events = [json.loads(line) for line in Path("outputs/metrics.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event.get("event") == "validation"] == [1, 2]
+    chats = [
+        {"turns": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": f"no {n}"}]} for n in range(9)
+    ]
+    Path("chat.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    chat = train(
+        data__type="json_file", data__train_path="chat.jsonl", data__template="default", data__messages_key="turns",
+        data__max_seq_len=64,
+    )  # fmt: skip
+    assert "9 conversations" in str(chat.dataloader)
+    labels = next(iter(build(
+        data__type="json_file", data__train_path="chat.jsonl", data__template="default", data__messages_key="turns",
+        data__max_seq_len=64, train__checkpoint={"save_hf_weights": False, "output_dir": "more"},
+    ).dataloader))["labels"]  # fmt: skip
+    assert 0 < int((labels != -100).sum()) < labels.numel() // 4
+
+
+def test_a_saved_dataset_is_read() -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"text": ["one two three four"] * 30}).save_to_disk("saved")
+    trainer = train(data__type="hf_datasets", data__train_path="saved", data__train_size=20)
+    assert "20 documents" in str(trainer.dataloader)
+
+
+def test_log_steps_and_what_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hp_trainer")
+    trainer = train(
+        train__max_steps=4,
+        train__logging={"log_steps": 2, "report_throughput": False, "model_flops_per_token": 10, "peak_tflops": 1.0},
+        train__memory_monitor={"enabled": True, "log_steps": 2},
+    )
+    lines = [record.message for record in caplog.records]
+    assert [line.split("  ")[0] for line in lines if "grad_norm" in line] == ["step 1/4", "step 2/4", "step 4/4"]
+    assert not any("tokens/s" in line or "mfu" in line for line in lines)
+    assert sum("peak memory of rank 0" in line for line in lines) == 2
+    assert trainer.result.reason == "finished"
+    train(train__logging={"log_steps": 1, "model_flops_per_token": 10**9, "peak_tflops": 1e-3})
+    assert any("tokens/s  mfu" in record.message for record in caplog.records)
+
+
+def test_tensorboard_and_a_trace_are_written_where_the_file_says() -> None:
+    pytest.importorskip("tensorboard")
+    train(
+        train__max_steps=4,
+        train__tensorboard={"enabled": True, "output_dir": "curves"},
+        train__profile={"enabled": True, "output_dir": "traces", "wait_steps": 1, "active_steps": 2},
+    )
+    assert list(Path("curves").glob("events.*"))
+    assert [path.parent.name for path in Path("traces").glob("*/rank0*.json")] == ["iteration_4"]
+
+
+def test_gradients_that_are_not_finite_are_named_and_the_step_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = build(train__debug={"check_nan_inf": True}, train__max_steps=1)
+    before = weights(trainer)
+    with torch.no_grad():
+        trainer.model.layers[1].mlp.up_proj.weight.register_hook(lambda grad: grad * float("nan"))
+    trainer.train()
+    health = next(one for one in trainer.callbacks if isinstance(one, GradientHealthCallback))
+    assert health.bad == ["layers.1.mlp.up_proj.weight"]
+    assert "gradients that are not finite: layers.1.mlp.up_proj.weight" in caplog.text
+    assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
+    trainer.close()
+
+
+def test_the_moe_monitor_counts_each_token_once_and_lifts_experts_that_have_few() -> None:
+    router = torch.nn.Module()
+    router.register_buffer("tokens_per_expert", torch.tensor([8, 4, 0]))
+    router.register_buffer("expert_bias", torch.zeros(3))
+    environment = SimpleNamespace(sum_over_data=lambda tensor: tensor)
+    monitor = MoEMonitorCallback(lr=0.5, num_recomputations=2)
+    monitor.on_pre_optimizer_step(SimpleNamespace(model=router, environment=environment))  # type: ignore[arg-type]
+    assert router.expert_bias.tolist() == [-0.5, 0.0, 0.5]
+    assert list(monitor.load.values()) == [2.0]
+    assert router.tokens_per_expert.tolist() == [0, 0, 0]
+
+
+def test_progress_is_shown_on_a_terminal_only() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal, pipe = Terminal(), io.StringIO()
+    train(ProgressCallback(terminal), ProgressCallback(pipe))
+    assert "2/2" in terminal.getvalue()
+    assert pipe.getvalue() == ""
+
+
+DENSE = """
+model: {name: qwen3_5, num_hidden_layers: 32, hidden_size: 2560, tokenizer_path: ./tok, weights_path: ./w}
+data: {type: json_file, train_path: ./c.jsonl, max_seq_len: 4096, text_key: content, num_workers: 4, prefetch_factor: 2}
+train:
+  max_steps: 20000
+  global_batch_size: 256
+  micro_batch_size: 1
+  accelerator: {dp_shard: 8, tp: 4, zero_stage: 3}
+  mixed_precision: {enabled: true}
+  gradient_checkpointing: {activation_checkpoint: full}
+  optimizer: {lr: 3e-4, lr_min: 3e-5, betas: [0.9, 0.95], weight_decay: 0.1}
+  checkpoint: {output_dir: /data/run, save_steps: 1000, save_async: true}
+  logging: {report_to: all, peak_tflops: 320.0}
+"""
+MOE = """
+model: {name: qwen3_5, ep_modules: [experts]}
+train: {accelerator: {ep: 8, etp: 1}, moe_monitor: {enabled: true, num_recomputations: 2}}
+"""
+VISION = """
+data: {type: vl_dummy, image_key: picture, image_token_id: 1, vl_grid_h: 4}
+train: {accelerator: {ulysses_degree: 2, async_cp: true}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        (DENSE, []),
+        (MOE, ["model.ep_modules", "train.accelerator.ep", "train.moe_monitor.enabled"]),
+        (
+            VISION,
+            [
+                *("data.type", "data.image_key", "data.image_token_id", "data.vl_grid_h"),
+                *("train.accelerator.async_cp", "train.accelerator.ulysses_degree"),
+            ],
+        ),
+    ],
+)
+def test_files_as_they_are_in_use_are_read_and_what_is_not_supported_is_named(text: str, refused: list[str]) -> None:
+    Path("real.yaml").write_text(text)
+    if not refused:
+        args = parse_args(HyperTrainerConfig, ["real.yaml"])
+        assert "train.optimizer.lr" in _set_paths(args)
+        return
+    with pytest.raises(ValueError) as caught:
+        parse_args(HyperTrainerConfig, ["real.yaml"])
+    assert all(any(f"({path})" in str(fault) for fault in caught.value.faults) for path in refused)  # type: ignore[attr-defined]

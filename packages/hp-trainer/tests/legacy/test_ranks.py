@@ -1,0 +1,107 @@
+"""LLMTrainer on two processes against FSDP2 applied by hand, bit for bit; and hp train OLD.yaml --nproc 2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from tiny_run import build, write_yaml
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from hp_protocols import get_spec
+from hp_protocols.testing import run_world
+
+STEPS, LENGTH = 3, 12
+OPTIONS: dict[str, Any] = {
+    "data__type": "preset_pt",
+    "data__train_path": "rows.pt",
+    "data__shuffle": False,
+    "data__max_seq_len": LENGTH,
+    "train__max_steps": STEPS,
+    "train__optimizer": {"lr": 1e-2, "lr_decay_style": "constant", "lr_warmup_ratio": 0.0, "max_grad_norm": 0.5},
+}
+
+
+def _whole(model: torch.nn.Module) -> list[torch.Tensor]:
+    parameters = (parameter.detach() for parameter in model.parameters())
+    return [value.full_tensor() if isinstance(value, DTensor) else value.clone() for value in parameters]
+
+
+def _trained(rank: int, world_size: int) -> tuple[list[tuple[float, float]], list[torch.Tensor]]:
+    trainer = build(**OPTIONS)
+    trainer.train()
+    found = _whole(trainer.model)
+    trainer.close()
+    lines = [json.loads(line) for line in Path("outputs/metrics.jsonl").read_text().splitlines()]
+    return [(line["loss"], line["grad_norm"]) for line in lines if "event" not in line], found
+
+
+def _by_hand(rank: int, world_size: int) -> tuple[list[tuple[float, float]], list[torch.Tensor]]:
+    """Rows as the loader shares them: of each micro-batch of four, a rank has two."""
+    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 300, "head_dim": 16}
+    model = get_spec("qwen3_5").build_model_fn(**sizes, layer_types=("linear_attention", "full_attention"))
+    torch.manual_seed(42)
+    model.init_weights()
+    mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("fsdp",))
+    units = [[model.norm, model.lm_head], *model.layers, model.embed_tokens, model]
+    for unit in units:
+        fully_shard(unit, mesh=mesh)
+        one = unit[0] if isinstance(unit, list) else unit
+        one.set_gradient_divide_factor(1.0)
+        one.set_force_sum_reduction_for_comms(True)
+    named = list(model.named_parameters())
+    plain = [p for n, p in named if "bias" in n or "norm" in n]
+    others = [p for n, p in named if "bias" not in n and "norm" not in n]
+    groups = [{"params": others, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, foreach=False)
+    ids = torch.load("rows.pt")["input_ids"]
+    seen = []
+    for step in range(STEPS):
+        rows = ids[4 * step + 2 * rank : 4 * step + 2 * rank + 2]
+        labels = F.pad(rows, (0, 1), value=-100)[:, 1:]
+        logits = model(rows).float()
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / (4 * (LENGTH - 1))
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        seen.append((total.item(), norm.full_tensor().item()))  # type: ignore[attr-defined]
+    return seen, _whole(model)
+
+
+def test_two_ranks_train_bitwise_what_fsdp2_by_hand_trains() -> None:
+    torch.save({"input_ids": torch.randint(300, (16, LENGTH), generator=torch.Generator().manual_seed(3))}, "rows.pt")
+    helpers = {"PYTHONPATH": str(Path(__file__).parent)}
+    ours = run_world(_trained, 2, init_process_group=False, env=helpers)
+    theirs = run_world(_by_hand, 2, env=helpers)
+    assert ours[0][0] == theirs[0][0]
+    for found, expected in zip(ours[0][1], theirs[0][1], strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"), [([], 0, "Finished 2 steps."), (["--train.seed=x"], 2, "integer")]
+)
+def test_the_command_starts_the_ranks_and_hands_on_their_exit_code(options: list[str], code: int, said: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "hp_trainer",
+        "train",
+        write_yaml(train__accelerator={"dp_replicate": 2}),
+        *options,
+    ]
+    ended = subprocess.run([*command, "--nproc", "2"], capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == code, ended.stderr
+    assert said in ended.stdout + ended.stderr
