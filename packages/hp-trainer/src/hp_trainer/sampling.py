@@ -6,6 +6,7 @@ In: a run folder, and a prompt. Out: token after token, the likeliest or drawn; 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,14 +18,14 @@ from hp_components.checkpoint import list_checkpoints, load_model
 from hp_config import ActivationCheckpointConfig, CompileConfig, ParallelismConfig, load_yaml
 from hp_protocols.errors import ConfigError, Fault
 from hp_trainer import environment as env
-from hp_trainer.model_building import build_model
+from hp_trainer.model_building import BuiltModel, build_model
 from hp_trainer.run_folder import RESOLVED
 
 if TYPE_CHECKING:
     from hp_components.checkpoint import CheckpointInfo
     from hp_trainer.hyper_trainer import HyperTrainer
 
-__all__ = ["TrainedModel", "generate", "load_trained_model", "stream_text"]
+__all__ = ["OpenRun", "TrainedModel", "built_alone", "generate", "load_trained_model", "open_run", "stream_text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +49,49 @@ def load_trained_model(run_folder: Path, step: int | None = None) -> TrainedMode
     Raises:
         ConfigError: this is no run, or it has no such checkpoint.
     """
+    with open_run(run_folder, step) as run:
+        load_model(run.model.module, run.checkpoint.path)
+        length, device = run.config.training.seq_len, run.environment.device
+        return TrainedModel(run.model.module.eval(), run.tokenizer, run.checkpoint.step, length, device)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """A run as its folder describes it, with its model built in this process, at its initial values."""
+
+    config: HyperTrainer.Config
+    checkpoint: CheckpointInfo
+    tokenizer: BaseTokenizer
+    model: BuiltModel
+    environment: env.Environment
+
+
+@contextmanager
+def open_run(run_folder: Path, step: int | None = None) -> Iterator[OpenRun]:
+    """What `hp train` has left in a folder, for one process that reads it; arguments as for `load_trained_model`.
+
+    Raises:
+        ConfigError: this is no run, or it has no such checkpoint.
+    """
     config = _config_of(run_folder)
     checkpoint = _checkpoint_of(run_folder / config.checkpoint.folder, step)
     tokenizer: BaseTokenizer = HuggingFaceTokenizer.Config(tokenizer_path=str(run_folder / "tokenizer")).build()
+    with built_alone(config) as (model, environment):
+        yield OpenRun(config, checkpoint, tokenizer, model, environment)
+
+
+@contextmanager
+def built_alone(config: HyperTrainer.Config) -> Iterator[tuple[BuiltModel, env.Environment]]:
+    """The model of a config in this process alone; the config is changed to say so."""
     # Neither how the run was shared out nor how it saved memory matters to one process that only reads.
     config.parallelism, config.compile = ParallelismConfig(), CompileConfig()
     config.activation_checkpoint = ActivationCheckpointConfig(mode="none")
     config.training.enable_cpu_offload = False
     environment = env.start_environment(config.parallelism, config.comm, config.debug)
     try:
-        module = build_model(config, environment, seed=0).module
-        load_model(module, checkpoint.path)
+        yield build_model(config, environment, seed=0), environment
     finally:
         environment.platform.destroy_process_group()
-    return TrainedModel(module.eval(), tokenizer, checkpoint.step, config.training.seq_len, environment.device)
 
 
 def generate(

@@ -17,6 +17,8 @@ COMMANDS = {
     "train": ("hp_trainer.cli.train", "train the model of a recipe; resumes a run folder that has checkpoints"),
     "sample": ("hp_trainer.cli.sample", "let a trained model continue a prompt"),
     "plot": ("hp_trainer.cli.plot", "the loss curves of runs, as a picture and in the terminal"),
+    "export": ("hp_trainer.cli.export", "the weights of a run as a folder that transformers loads"),
+    "import": ("hp_trainer.cli.import_weights", "a Hugging Face folder as a checkpoint to start training from"),
     "config": ("hp_trainer.cli.config", "show a resolved configuration, diff it with its recipe, validate it"),
     "migrate": ("hp_trainer.cli.migrate", "a YAML of the older trainer as one for HyperTrainer"),
     "list": ("hp_trainer.cli.listing", "the modules, their recipes and model flavours that are installed"),

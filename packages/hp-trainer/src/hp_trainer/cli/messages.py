@@ -34,6 +34,12 @@ def print_mistakes(command: str, error: ConfigError) -> None:
     print(f"{head}\n{body}", file=sys.stderr)
 
 
+def fail(command: str, why: str) -> int:
+    """Say on standard error why a command could not do its work; returns the exit code of that."""
+    print(f"{command}: {why}", file=sys.stderr)
+    return 1
+
+
 def opening(trainer: HyperTrainer) -> str:
     """What is about to be trained, where, on what."""
     config, environment, training = trainer.config, trainer.environment, trainer.config.training
