@@ -650,10 +650,21 @@ def writes_to_shards(rank: int, world: int) -> None:
                 self.weight.clamp_(-1, 1)
             return super().forward(x)
 
-    torch.manual_seed(0)
-    trainer = GraphTrainer(Clamping(4, 4), zoo.square_loss, PassConfig(), device="cpu")
-    with raises(RuntimeError, "writes to parameter 'weight' in place", "optimizer_step"):
-        trainer.train_step(torch.ones(2, 4), None)
+    from hp_compile import PassPlan
+
+    for config, plan in (
+        (PassConfig(), None),
+        (PassConfig(param_dtype="bfloat16"), None),
+        (PassConfig(), PassPlan({})),
+        (PassConfig(dp_mode="ddp"), None),
+    ):
+        torch.manual_seed(0)
+        model = Clamping(4, 4)
+        trainer = GraphTrainer(model, zoo.square_loss, config, plan, device="cpu")
+        with raises(RuntimeError, "writes to parameter 'weight' in place", "optimizer_step"):
+            trainer.train_step(torch.ones(2, 4), None)
+        # Nothing has been cut: the model still runs in eager.
+        assert zoo.square_loss(model, torch.ones(2, 4), None).isfinite()
 
 
 def outside_the_plan(rank: int, world: int) -> list[str]:

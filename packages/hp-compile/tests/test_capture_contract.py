@@ -489,8 +489,46 @@ def test_a_float_that_changes_every_step_is_warned_about_once(caplog):
     assert sum("0-d tensor" in record.message for record in caplog.records) == 1
 
 
+def test_an_int_that_changes_every_step_and_a_graph_that_went_too_early_are_warned_about_once(caplog):
+    with caplog.at_level(logging.WARNING, logger="hp_compile"):
+        run = trainer(nn.Linear(2, 2), lambda m, x, y: m(x).sum() * y)
+        for scale in (0, 1, 0, 1, 2):
+            run.train_step(torch.ones(2, 2), scale)
+        assert not caplog.records
+        for scale in (3, 4):
+            run.train_step(torch.ones(2, 2), scale)
+        assert ["an int in input" in record.message for record in caplog.records] == [True]
+        caplog.clear()
+        run = trainer(nn.Linear(2, 2), max_graphs=2)
+        for rows in (1, 2, 3):
+            run.train_step(torch.ones(rows, 2), None)
+        assert not caplog.records
+        for rows in (1, 2, 3):
+            run.train_step(torch.ones(rows, 2), None)
+    assert ["max_graphs=2 is captured again; raise max_graphs" in record.message for record in caplog.records] == [True]
+
+
 def test_running_a_captured_graph_on_another_shape_is_refused():
     model = nn.Linear(2, 2)
     joint = trace_model_graph(model, square, torch.ones(3, 2), None)
     with pytest.raises(ValueError, match="differ in structure, shape"):
         run_traced_graph(joint, model, torch.ones(4, 2), None)
+
+
+CHANGES = {
+    "mode": lambda model: model.eval(),
+    "flag": lambda model: model[0].weight.requires_grad_(False),
+    "number": lambda model: setattr(model[1], "p", 0.25),
+    "kind": lambda model: model.__setitem__(1, nn.AlphaDropout(0.5)),
+    "hook": lambda model: model[0].register_forward_hook(lambda module, args, output: output * 2),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_running_a_captured_graph_on_a_changed_model_is_refused(change):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+    joint = trace_model_graph(model, square, torch.ones(3, 2), None)
+    run_traced_graph(joint, copy.deepcopy(model), torch.ones(3, 2), None)
+    CHANGES[change](model)
+    with pytest.raises(ValueError, match=r"the model differs .*capture again with trace_model_graph"):
+        run_traced_graph(joint, model, torch.ones(3, 2), None)

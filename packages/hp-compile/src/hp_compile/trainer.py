@@ -29,6 +29,7 @@ from hp_compile.passes.parallel.shards import (
     plain_tensor_parallel,
     refuse_what_cannot_be_cut,
 )
+from hp_compile.passes.parallel.views import refuse_writes_to_parameters
 from hp_compile.passes.pipeline import PassPipeline
 from hp_compile.tracer.capture import TrainFn, capture, no_collections
 from hp_compile.tracer.checks import refuse_open_autocast
@@ -43,7 +44,7 @@ from hp_compile.training.meta_init import Unready, common_seed, materialize
 from hp_compile.training.optimizer import OptimizerConfig, OptimizerFactory, build_optimizer, clip_gradients
 from hp_compile.training.shard_guard import ShardGuard
 from hp_compile.training.start import start_of
-from hp_compile.training.watch import ModelWatch
+from hp_compile.tracer.watch import ModelWatch
 
 log = logging.getLogger("hp_compile")
 
@@ -88,7 +89,7 @@ class GraphTrainer:
         self._guard: ShardGuard | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._local_gradients: LocalGradients | None = None
-        self._warned_floats = False
+        self._warned: set[object] = set()
         self._agreement = Agreement()
         self._agreement.agree(
             "reading the trainer's arguments",
@@ -369,14 +370,32 @@ class GraphTrainer:
                 "does not, or there is none. Load a state that has them (trainer.load_state_dict), or write to them in "
                 "place after trainer.optimizer has been asked for"
             )
-        if self._graphs.differs_only_in_floats(kind, flat) and not self._warned_floats:
-            self._warned_floats = True
-            log.warning(
-                "a float in input or label changes from step to step and each value is captured anew; pass it as a 0-d "
-                "tensor"
-            )
+        self._warn_of_captures(kind, flat)
         with self._guard.open() if self._guard else contextlib.nullcontext():
-            return capture(self.model, self.train_fn, flat, with_backward=kind == "train", precision=self._precision)
+            train = kind == "train"
+            joint = capture(self.model, self.train_fn, flat, with_backward=train, precision=self._precision)
+        # Here, not only in the pass: the first capture comes before anything is sharded.
+        if self._mesh is not None and self._mesh.size > 1:
+            refuse_writes_to_parameters(joint.graph_module, joint)
+        return joint
+
+    def _warn_of_captures(self, kind: str, flat: FlatInputs) -> None:
+        """Each once: what makes a run capture again and again is a line of the user's, not an error."""
+        for number in (float, int):
+            if number not in self._warned and self._graphs.differs_only_in_numbers(kind, flat, number):
+                self._warned.add(number)
+                log.warning(
+                    "%s in input or label changes from step to step and each value is captured anew; pass it as a 0-d "
+                    "tensor",
+                    "a float" if number is float else "an int",
+                )
+        if "evicted" not in self._warned and self._graphs.asks_again(kind, flat, self._watch.key()):
+            self._warned.add("evicted")
+            log.warning(
+                "a graph that went because of max_graphs=%d is captured again; raise max_graphs, or pad the inputs to "
+                "fewer shapes",
+                self._graphs.max_graphs,
+            )
 
     def _partition(self) -> None:
         """Shard the live parameters, once; then the optimizer on the shards."""

@@ -22,6 +22,7 @@ from torch.fx import GraphModule
 from hp_compile import _torch_compat as compat
 from hp_compile.tracer.checks import refuse_what_capture_would_skip, watched_forward_hooks
 from hp_compile.tracer.joint_graph import JointGraph, OutputLabel
+from hp_compile.tracer.left_behind import AttributeGuard, refuse_kept_tensors, refused_draws_in_python
 from hp_compile.tracer.module_record import ModuleRecord, mark_nodes
 from hp_compile.tracer.repair import (
     cast_parameters,
@@ -33,7 +34,6 @@ from hp_compile.tracer.repair import (
 )
 from hp_compile.tracer.signature import FlatInputs, flatten_inputs
 from hp_compile.tracer.state import (
-    AttributeGuard,
     StateSlot,
     contiguous_stride,
     current_tensor,
@@ -42,6 +42,7 @@ from hp_compile.tracer.state import (
     shard_info,
     swapped_state,
 )
+from hp_compile.tracer.watch import ModelWatch
 
 TrainFn = Callable[[nn.Module, Any, Any], torch.Tensor]
 
@@ -72,7 +73,13 @@ def trace_model_graph(model: nn.Module, train_fn: TrainFn, input: Any, label: An
     joint = capture(model, train_fn, flatten_inputs(input, label))
     joint.graph_module.graph.lint()
     joint.graph_module.recompile()
+    joint.graph_module.meta["hp_model_key"] = _model_key(model)
     return joint
+
+
+def _model_key(model: nn.Module) -> tuple[Any, ...]:
+    """What the trainer compares, and the modules' classes: `run_traced_graph` may be given a copy of the model."""
+    return (*ModelWatch(model).key(), tuple(type(module) for module in model.modules()))
 
 
 def run_traced_graph(
@@ -81,7 +88,7 @@ def run_traced_graph(
     """Run a captured step on the model's present weights: the loss and each parameter's gradient (or None).
 
     Raises:
-        ValueError: input or label differ from those of the capture.
+        ValueError: input, label or the model (modes, flags, hooks, attributes) differ from those of the capture.
     """
     flat = flatten_inputs(input, label)
     if not flat.matches(joint.input_spec, joint.graph_module.meta["hp_key"]):
@@ -92,6 +99,11 @@ def run_traced_graph(
     slots = scan_state(model)
     if tuple(slot.fqn for slot in slots) != joint.state_fqns:
         raise ValueError("the model's parameters or buffers are not those of the capture; capture again")
+    if _model_key(model) != joint.graph_module.meta["hp_model_key"]:
+        raise ValueError(
+            "the model differs in modes, requires_grad, hooks, kinds of modules or their attributes from that of the "
+            "capture; capture again with trace_model_graph (GraphTrainer does so by itself)"
+        )
     outputs = call_graph(joint.graph_module, [local_tensor(slot.tensor) for slot in slots], flat)
     loss, grads = outputs[0], dict.fromkeys(slot.fqn for slot in slots if slot.is_param)
     for label_, value in zip(joint.outputs, outputs, strict=True):
@@ -149,6 +161,7 @@ def _capture(
     try:
         with (
             watched_forward_hooks(model),
+            refused_draws_in_python(),
             compat.capturing(fake_mode),
             modules.recording(),
             _cast_inputs(model, precision),
@@ -163,6 +176,7 @@ def _capture(
             f"forward stores values in plain attributes ({', '.join(sorted(changed))}); a graph would write them at "
             "capture only. Return them, or register tensors as buffers in __init__"
         )
+    refuse_kept_tensors(train_fn)
     mark_nodes(graph_module, step.boundary, modules, with_backward)
     _refuse_foreign_parameters(graph_module)
     refuse_random_numbers_in_backward(graph_module)

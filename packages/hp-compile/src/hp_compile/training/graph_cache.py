@@ -15,6 +15,8 @@ from hp_compile.tracer.joint_graph import JointGraph
 from hp_compile.tracer.signature import FlatInputs
 from hp_compile.training.bound_code import bound_forward
 
+_REMEMBERED = 1000
+
 
 @dataclass
 class CompiledStep:
@@ -45,6 +47,8 @@ class GraphCache:
         self.max_graphs = max_graphs
         self._steps: OrderedDict[int, CompiledStep] = OrderedDict()
         self._number = 0
+        # Of graphs that went; a number for each, so that a long run does not keep what it will not ask for again.
+        self._gone: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -61,20 +65,31 @@ class GraphCache:
         self._number += 1
         self._steps[self._number] = step
         while len(self._steps) > self.max_graphs:
-            self._steps.popitem(last=False)
+            _, gone = self._steps.popitem(last=False)
+            self._gone[_number_of(gone.kind, gone.flat, gone.model_key)] = None
+            while len(self._gone) > _REMEMBERED:
+                self._gone.popitem(last=False)
 
     def newest(self, kind: str = "train") -> CompiledStep | None:
         return next((step for step in reversed(self._steps.values()) if step.kind == kind), None)
 
-    def differs_only_in_floats(self, kind: str, flat: FlatInputs) -> bool:
-        """Whether another graph has the same inputs but for the value of a float: each value is captured anew."""
+    def asks_again(self, kind: str, flat: FlatInputs, model_key: tuple[Any, ...]) -> bool:
+        """Whether a graph for exactly these went to make room for others."""
+        return _number_of(kind, flat, model_key) in self._gone
+
+    def differs_only_in_numbers(self, kind: str, flat: FlatInputs, number: type) -> bool:
+        """Whether other graphs have the same inputs but for values of this type: each is captured anew.
+
+        A few values of an int are modes; a float hardly ever comes again, so one is enough.
+        """
+        alike = 0
         for step in self._steps.values():
             if step.kind != kind or step.flat.spec != flat.spec or step.flat.key == flat.key:
                 continue
             pairs = zip(step.flat.key, flat.key, strict=True)
-            if all(mine == theirs or (mine[0] is float and theirs[0] is float) for mine, theirs in pairs):
-                return True
-        return False
+            alike += all(mine == theirs or (mine[0] is number and theirs[0] is number) for mine, theirs in pairs)
+        return alike >= (1 if number is float else min(3, self.max_graphs))
 
-    def clear(self) -> None:
-        self._steps.clear()
+
+def _number_of(kind: str, flat: FlatInputs, model_key: tuple[Any, ...]) -> int:
+    return hash((kind, repr(flat.spec), flat.key, model_key))

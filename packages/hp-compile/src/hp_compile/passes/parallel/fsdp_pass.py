@@ -34,7 +34,7 @@ from hp_compile.passes.parallel.collectives import (
 )
 from hp_compile.passes.parallel.shards import partition_model
 from hp_compile.passes.parallel.units import Unit, resolve_units
-from hp_compile.passes.parallel.views import is_view_of_first
+from hp_compile.passes.parallel.views import is_view_of_first, refuse_writes_to_parameters
 from hp_compile.tracer.joint_graph import JointGraph, is_backward, output_node, results_of
 from hp_compile.tracer.repair import done, give_outputs_their_own_storage
 from hp_compile.tracer.state import StateSlot, contiguous_stride, scan_state, shard_info
@@ -64,6 +64,7 @@ class FSDPPass(GraphPass):
             return graph_module
         units = resolve_units(model, pass_plan, reshard=pass_config.fsdp_reshard_after_forward)
         partition_model(model, units, mesh)
+        refuse_writes_to_parameters(graph_module, joint_graph)
         rewrite = _Rewrite(graph_module, joint_graph, pass_config, mesh, scan_state(model))
         for unit in units:
             rewrite.gather(unit)
@@ -130,7 +131,6 @@ class _Rewrite:
         backward: dict[str, list[tuple[Node, Node]]] = {}
         for fqn in fqns:
             source = self._source_of(fqn)
-            _refuse_writes(fqn, source)
             uses = [user for user in source.users if not is_backward(user)]
             late = _backward_uses(source)
             if not unit.reshard and (uses or late):
@@ -323,26 +323,6 @@ class _Rewrite:
             return CommTag(kind, stage, unit, region, bucket, axis.name, str(dtype), numel, nbytes)
 
         return tag
-
-
-def _refuse_writes(fqn: str, source: Node) -> None:
-    """A write would go to the gathered copy and be lost with it."""
-    pending = [source]
-    while pending:
-        node = pending.pop()
-        for user in node.users:
-            schema = getattr(user.target, "_schema", None)
-            written = schema is not None and any(
-                argument.alias_info is not None and argument.alias_info.is_write and given is node
-                for argument, given in zip(schema.arguments, user.args, strict=False)
-            )
-            if written:
-                raise RuntimeError(
-                    f"forward writes to parameter {fqn!r} in place ({user.target}), which is not possible while it is "
-                    "sharded; move the write behind optimizer_step, or leave the parameter out of the plan"
-                )
-            if is_view_of_first(user, node):
-                pending.append(user)
 
 
 def _backward_uses(source: Node) -> list[tuple[Node, Node]]:
