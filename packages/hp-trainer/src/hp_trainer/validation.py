@@ -72,8 +72,9 @@ class Validator(Configurable):
             if self.steps < 1 and self.steps != -1:
                 faults.append(Fault(f"{path}.steps", f"{self.steps} is no number of batches", allowed="-1, 1 or more"))
             where = f"{path}.dataloader"
-            if getattr(self.dataloader, "epochs", 1) != 1 and self.steps == -1:
-                faults.append(Fault(f"{where}.epochs", f"{self.dataloader.epochs} would not end", allowed="1"))
+            epochs = getattr(self.dataloader, "epochs", 1)
+            if epochs != 1 and self.steps == -1:
+                faults.append(Fault(f"{where}.epochs", f"{epochs} would not be the set once", allowed="1"))
             if isinstance(self.dataloader, TextDataLoader.Config) and self.dataloader.dataset_path is None:
                 hint = "a file or folder that training does not read"
                 faults.append(Fault(f"{where}.dataset_path", "is missing: the default is the training text", hint=hint))
