@@ -71,7 +71,9 @@ class Validator(Configurable):
                 faults.append(Fault(f"{path}.freq", f"{self.freq} is too small", allowed="1 or more"))
             if self.steps < 1 and self.steps != -1:
                 faults.append(Fault(f"{path}.steps", f"{self.steps} is no number of batches", allowed="-1, 1 or more"))
-            where = f"{path}.dataloader"
+            where, epochs = f"{path}.dataloader", getattr(self.dataloader, "epochs", 1)
+            if epochs != 1 and self.steps == -1:
+                faults.append(Fault(f"{where}.epochs", f"{epochs} would not be the set once", allowed="1"))
             epochs = getattr(self.dataloader, "epochs", 1)
             if epochs != 1 and self.steps == -1:
                 faults.append(Fault(f"{where}.epochs", f"{epochs} would not be the set once", allowed="1"))

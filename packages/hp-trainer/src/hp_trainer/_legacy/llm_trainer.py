@@ -229,6 +229,8 @@ class LLMTrainer(BaseTrainer):
             bare_model.make_empty(model, self.environment.device)
         else:
             model.to(self.environment.device)
+        # Again: building on a device with memory has drawn numbers already.
+        self.environment.platform.manual_seed(self.args.train.seed)
         bare_model.fill_parameters(model, fill)
         mixed = self.args.train.mixed_precision
         if mixed.output_dtype is not None:
