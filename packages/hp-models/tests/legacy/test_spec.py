@@ -1,0 +1,68 @@
+"""The bare Qwen3.5 by name: its dimensions, its weights under published names, and the same logits in transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+from hp_protocols.errors import ConfigError
+from hp_protocols.model_spec import get_spec, list_flavors
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "head_dim": 16,
+    "layer_types": ("linear_attention", "full_attention"),
+}
+
+
+def filled(**sizes: Any) -> torch.nn.Module:
+    model = get_spec("qwen3_5").build_model_fn(**{**SIZES, **sizes})
+    torch.manual_seed(0)
+    model.init_weights()
+    return model
+
+
+def test_the_bare_model_is_found_by_name() -> None:
+    assert list_flavors("qwen3_5") == ["default"]
+    assert get_spec("qwen3_5").model is None
+    with pytest.raises(ConfigError, match="did you mean hidden_size"):
+        get_spec("qwen3_5").build_model_fn(hiden_size=3)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_published_names_and_back_are_the_same_bits_and_transformers_computes_the_same(
+    tied: bool, tmp_path: Path
+) -> None:
+    model = filled(tie_word_embeddings=tied)
+    adapter = get_spec("qwen3_5").state_dict_adapter(model.config)
+    published = adapter.to_hf(model.state_dict())
+    back = adapter.from_hf(published)
+    assert sorted(back) == sorted(model.state_dict())
+    assert all(torch.equal(back[name], value) for name, value in model.state_dict().items())
+    theirs = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**adapter.hf_config())).eval()
+    missing, unexpected = theirs.load_state_dict(published, strict=False)
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}
+    theirs.tie_weights()
+    ids = torch.randint(97, (2, 70), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids), theirs(ids).logits, rtol=1e-4, atol=1e-5)
+    (tmp_path / "config.json").write_text(json.dumps(adapter.hf_config()))
+    again = get_spec("qwen3_5").build_model_fn(weights_path=str(tmp_path), max_position_embeddings=7)
+    assert again.config == type(model.config)(**{**vars(model.config), "max_position_embeddings": 7})
+
+
+def test_plans_are_added_to_the_models_own() -> None:
+    model = get_spec("qwen3_5").build_model_fn(**SIZES, tp_plan={"norm": "rowwise"}, cp_modules=("a",))
+    assert model._tp_plan["norm"] == "rowwise"
+    assert model._tp_plan["lm_head"] == "colwise"
+    assert model._cp_modules == ("a",)
+    assert "norm" not in type(model)._tp_plan
