@@ -74,9 +74,6 @@ class Validator(Configurable):
             where, epochs = f"{path}.dataloader", getattr(self.dataloader, "epochs", 1)
             if epochs != 1 and self.steps == -1:
                 faults.append(Fault(f"{where}.epochs", f"{epochs} would not be the set once", allowed="1"))
-            epochs = getattr(self.dataloader, "epochs", 1)
-            if epochs != 1 and self.steps == -1:
-                faults.append(Fault(f"{where}.epochs", f"{epochs} would not be the set once", allowed="1"))
             if isinstance(self.dataloader, TextDataLoader.Config) and self.dataloader.dataset_path is None:
                 hint = "a file or folder that training does not read"
                 faults.append(Fault(f"{where}.dataset_path", "is missing: the default is the training text", hint=hint))
