@@ -172,3 +172,28 @@ def one_tensor_parallel_rank_fails(rank: int, world: int) -> list[str]:
         wrong += [f"{list(options)}: {found}"] if found else []
     step(False, mesh_context=context)
     return wrong
+
+
+def loaders_end_apart(rank: int, world: int) -> list[str]:
+    """The last rank has a batch less (also none at all), or its loader fails: an error everywhere, never a hang."""
+    culprit = world - 1
+    batch = (torch.ones(2, 4), None)
+
+    def batches(count: int, fault: bool = False) -> Any:
+        yield from [batch] * count
+        if fault:
+            raise OSError("the disk is gone")
+
+    def loader(count: int, fault: bool) -> Any:
+        return batches(count - (rank == culprit), fault and rank == culprit)
+
+    wrong = []
+    for count, fault in ((3, False), (1, False), (3, True)):
+        kind, text = (OSError, "the disk is gone") if fault else (RuntimeError, f"ended after {count - 1} batches")
+        trainer = start(seeded(4))
+        found = told(lambda t=trainer, c=count, f=fault: t.train(loader(c, f)), rank == culprit, kind, text, culprit)
+        wrong += [f"{count} {fault}: {found}"] if found else []
+    trainer = start(seeded(4))
+    if len(trainer.train([batch] * 3)) != 3 or len(trainer.train([batch] * (2 + rank), max_steps=2)) != 2:
+        wrong.append("even loaders")
+    return wrong

@@ -374,6 +374,29 @@ def test_values_left_in_attributes_are_refused_and_put_back():
     assert not hasattr(model, "last")
 
 
+def calls_backward(model, input, label):
+    loss = square(model, input, label)
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("module", "train_fn", "said"),
+    [
+        (torch.jit.script(nn.Linear(2, 2)), square, r"module '0' is a torch\.jit script.*the Python module"),
+        (nn.Embedding(4, 2, sparse=True), square, r"parameter '0\.weight' would have a sparse gradient.*sparse=False"),
+        (nn.Linear(2, 2), calls_backward, r"train_fn calls backward\(\); return the loss instead"),
+    ],
+)
+def test_habits_that_a_graph_cannot_take_are_refused_with_the_remedy(module, train_fn, said):
+    model, backward = nn.Sequential(module), torch.autograd.backward
+    with pytest.raises(RuntimeError, match=said):
+        trainer(model, train_fn).train_step(torch.ones(2, 2), None)
+    with pytest.raises(RuntimeError, match=said):
+        trace_model_graph(model, train_fn, torch.ones(2, 2), None)
+    assert torch.autograd.backward is backward
+
+
 def test_a_parameter_of_another_model_is_refused():
     other = nn.Linear(2, 2)
     with pytest.raises(RuntimeError, match="belongs to no parameter of the model"):

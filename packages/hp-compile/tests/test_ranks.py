@@ -73,3 +73,7 @@ def test_ranks_of_a_tensor_parallel_axis_hear_of_each_others_faults():
 
 def test_collectives_in_the_users_own_step_are_waited_for():
     assert run_world(collectives.in_the_users_step, 2) == [[], []]
+
+
+def test_loaders_that_end_at_different_batches_stop_all_ranks_and_even_ones_end_together():
+    assert run_world(faults.loaders_end_apart, 2) == [[], []]

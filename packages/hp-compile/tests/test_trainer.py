@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hp_compile import GraphTrainer, PassConfig, insert_call
+from hp_compile import GraphPass, GraphTrainer, PassConfig, insert_call
 
 
 def loss_fn(model, input, label):
@@ -58,7 +58,13 @@ def test_the_loop_counts_optimizer_steps_and_refuses_what_it_cannot_use():
         trainer().train(data(), accumulation_steps=4)
     with pytest.raises(ValueError, match=r"a pair \(input, label\)"):
         trainer().train([torch.ones(1)])
-    for bad in ({"max_steps": 0}, {"log_interval": -1}, {"accumulation_steps": 0}):
+    for bad in (
+        {"max_steps": 0},
+        {"max_steps": True},
+        {"log_interval": -1},
+        {"accumulation_steps": 0},
+        {"accumulation_steps": True},
+    ):
         with pytest.raises(ValueError, match=next(iter(bad))):
             trainer().train(data(), **bad)
 
@@ -68,6 +74,20 @@ def test_optimizer_config_and_factory():
         trainer(optimizer_config={"momentum": 0.9})
     with pytest.raises(ValueError, match="grad_clip"):
         trainer(optimizer_config={"grad_clip": -1})
+    for key, bad in (
+        ("lr", "abc"),
+        ("lr", -1),
+        ("lr", True),
+        ("lr", float("nan")),
+        ("eps", None),
+        ("weight_decay", -0.1),
+        ("betas", (0.9, 1.0)),
+        ("betas", 0.9),
+    ):
+        with pytest.raises(ValueError, match=rf"optimizer_config\['{key}'\]=.* is not allowed; allowed: "):
+            trainer(optimizer_config={key: bad})
+    with pytest.raises(ValueError, match=r"returned LBFGS, whose step runs .* closure; .*needs no closure"):
+        _ = trainer(optimizer_factory=torch.optim.LBFGS).optimizer
     run = trainer(optimizer_factory=lambda params: torch.optim.SGD(params, lr=0.1))
     assert isinstance(run.optimizer, torch.optim.SGD)
     assert trainer().optimizer.param_groups[0]["foreach"] is False
@@ -323,3 +343,24 @@ def test_a_compiled_step_does_not_hold_on_to_its_batch():
     del input, label
     gc.collect()
     assert watched() is None
+
+
+class Doubling(GraphPass):
+    name = "doubling"
+
+    def run(self, graph_module, pass_config, *, joint_graph, **context):
+        output = graph_module.graph.output_node()
+        loss, *rest = output.args[0]
+        with graph_module.graph.inserting_before(output):
+            output.args = ([insert_call(graph_module.graph, torch.ops.aten.mul.Tensor, loss, 2.0), *rest],)
+        return graph_module
+
+
+def test_a_pass_that_joins_or_leaves_after_the_first_step_takes_part_from_the_next():
+    run = trainer()
+    batch = data(1)[0]
+    plain = run.train_step(*batch)
+    run.pipeline.append(Doubling())
+    assert torch.equal(run.train_step(*batch), plain * 2)
+    del run.pipeline[-1]
+    assert torch.equal(run.train_step(*batch), plain)

@@ -36,15 +36,16 @@ from hp_compile.tracer.checks import refuse_open_autocast
 from hp_compile.tracer.joint_graph import JointGraph
 from hp_compile.tracer.signature import FlatInputs, flatten_inputs
 from hp_compile.tracer.state import local_tensor, scan_state
+from hp_compile.tracer.watch import ModelWatch
 from hp_compile.training import checkpoint, report
 from hp_compile.training.agreement import HIT, MISS, Agreement, schedule_hash
 from hp_compile.training.device import resolve_device
 from hp_compile.training.graph_cache import CompiledStep, GraphCache
+from hp_compile.training.loop import check_counts, run_loop, shared_batches
 from hp_compile.training.meta_init import Unready, common_seed, materialize
 from hp_compile.training.optimizer import OptimizerConfig, OptimizerFactory, build_optimizer, clip_gradients
 from hp_compile.training.shard_guard import ShardGuard
 from hp_compile.training.start import start_of
-from hp_compile.tracer.watch import ModelWatch
 
 log = logging.getLogger("hp_compile")
 
@@ -89,7 +90,6 @@ class GraphTrainer:
         self._guard: ShardGuard | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._local_gradients: LocalGradients | None = None
-        self._warned: set[object] = set()
         self._agreement = Agreement()
         self._agreement.agree(
             "reading the trainer's arguments",
@@ -180,40 +180,14 @@ class GraphTrainer:
         """One optimizer step per `accumulation_steps` batches `(input, label)`; returns the mean loss of each.
 
         `max_steps` counts optimizer steps. Every `log_interval` of them (1 if only `log_fn` is given)
-        `log_fn(step, {"loss", "grad_norm"})` is called, or a line logged. Batches at the end that fill no step raise.
+        `log_fn(step, {"loss", "grad_norm"})` is called, or a line logged. Batches at the end that fill no step raise,
+        and so does, on every rank, a loader that ends on one rank before the others.
         """
-        for name, value in (("max_steps", max_steps), ("log_interval", log_interval)):
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name}={value!r} is not allowed; allowed: None or an integer of at least 1")
-        if not isinstance(accumulation_steps, int) or accumulation_steps < 1:
-            raise ValueError(f"accumulation_steps={accumulation_steps!r} is not allowed; allowed: at least 1")
-        every = log_interval or (1 if log_fn is not None else 0)
-        losses: list[float] = []
-        pending: list[torch.Tensor] = []
-        for batch in dataloader:
-            if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-                raise ValueError(f"the dataloader gave a {type(batch).__name__}; a batch is a pair (input, label)")
-            pending.append(self.train_step(batch[0], batch[1]))
-            if len(pending) < accumulation_steps:
-                continue
-            norm = self.optimizer_step()
-            losses.append(float(torch.stack(pending).mean()))
-            pending.clear()
-            step = len(losses)
-            if every and step % every == 0:
-                metrics = {"loss": losses[-1], "grad_norm": None if norm is None else float(norm)}
-                if log_fn is not None:
-                    log_fn(step, metrics)
-                else:
-                    log.info("step %d: loss %.6f", step, losses[-1])
-            if max_steps is not None and step >= max_steps:
-                break
-        if pending:
-            raise ValueError(
-                f"the dataloader ended after {len(pending)} of {accumulation_steps} batches of a step; their gradients "
-                "are held: give full groups, or call optimizer_step() yourself"
-            )
-        return losses
+        check_counts(max_steps, log_interval, accumulation_steps)
+        batches = shared_batches(dataloader, self._agreement, self._resolve_once)
+        return run_loop(
+            self.train_step, self.optimizer_step, batches, max_steps, log_interval, log_fn, accumulation_steps
+        )
 
     @contextlib.contextmanager
     def full_params(self) -> Any:
@@ -308,8 +282,7 @@ class GraphTrainer:
     def _step_for(self, kind: str, input: Any, label: Any) -> tuple[CompiledStep, FlatInputs]:
         """The graph for these inputs, on every rank, or an error on every rank."""
         self._refuse_inside_full_params(f"a {kind} step")
-        if not self._mesh_known:
-            self._resolve()
+        self._resolve_once()
         if not self._partitioned and any(slot.tensor.is_meta for slot in self._watch.slots):
             self._partition()
         (found, flat), verdict = self._agreement.compare(
@@ -344,7 +317,15 @@ class GraphTrainer:
             self._pre_hook()
         flat = self._placed(input, label)
         refuse_open_autocast()
-        return self._graphs.find(kind, flat, self._watch.key()), flat
+        return self._graphs.find(kind, flat, self._key()), flat
+
+    def _key(self) -> tuple[Any, ...]:
+        """A graph is made by the passes, too: one that joins them after compile makes new graphs."""
+        return *self._watch.key(), *map(id, self.pipeline)
+
+    def _resolve_once(self) -> None:
+        if not self._mesh_known:
+            self._resolve()
 
     def _resolve(self) -> None:
         """What needs no communication, on every rank; then the mesh is built."""
@@ -370,7 +351,7 @@ class GraphTrainer:
                 "does not, or there is none. Load a state that has them (trainer.load_state_dict), or write to them in "
                 "place after trainer.optimizer has been asked for"
             )
-        self._warn_of_captures(kind, flat)
+        self._graphs.warn_of_captures(kind, flat, self._key())
         with self._guard.open() if self._guard else contextlib.nullcontext():
             train = kind == "train"
             joint = capture(self.model, self.train_fn, flat, with_backward=train, precision=self._precision)
@@ -379,30 +360,11 @@ class GraphTrainer:
             refuse_writes_to_parameters(joint.graph_module, joint)
         return joint
 
-    def _warn_of_captures(self, kind: str, flat: FlatInputs) -> None:
-        """Each once: what makes a run capture again and again is a line of the user's, not an error."""
-        for number in (float, int):
-            if number not in self._warned and self._graphs.differs_only_in_numbers(kind, flat, number):
-                self._warned.add(number)
-                log.warning(
-                    "%s in input or label changes from step to step and each value is captured anew; pass it as a 0-d "
-                    "tensor",
-                    "a float" if number is float else "an int",
-                )
-        if "evicted" not in self._warned and self._graphs.asks_again(kind, flat, self._watch.key()):
-            self._warned.add("evicted")
-            log.warning(
-                "a graph that went because of max_graphs=%d is captured again; raise max_graphs, or pad the inputs to "
-                "fewer shapes",
-                self._graphs.max_graphs,
-            )
-
     def _partition(self) -> None:
         """Shard the live parameters, once; then the optimizer on the shards."""
         if self._partitioned:
             return
-        if not self._mesh_known:
-            self._resolve()
+        self._resolve_once()
         if self._cut:
             raise RuntimeError(
                 "this trainer failed after it had sharded its model; build a fresh model and a new GraphTrainer"
@@ -451,7 +413,7 @@ class GraphTrainer:
         joint.params = dict(self._watch.by_name)
         schedule = collective_schedule(graph_module)
         return CompiledStep(
-            kind, flat.without_data(), self._watch.key(), joint, graph_module, schedule, schedule_hash(schedule)
+            kind, flat.without_data(), self._key(), joint, graph_module, schedule, schedule_hash(schedule)
         )
 
     def _report(self, step: CompiledStep) -> None:

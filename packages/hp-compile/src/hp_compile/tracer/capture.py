@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule
 
 from hp_compile import _torch_compat as compat
-from hp_compile.tracer.checks import refuse_what_capture_would_skip, watched_forward_hooks
+from hp_compile.tracer.checks import refuse_what_capture_would_skip, refused_backward, watched_forward_hooks
 from hp_compile.tracer.joint_graph import JointGraph, OutputLabel
 from hp_compile.tracer.left_behind import AttributeGuard, refuse_kept_tensors, refused_draws_in_python
 from hp_compile.tracer.module_record import ModuleRecord, mark_nodes
@@ -234,7 +234,9 @@ class _Step:
         placed = [_as_model_sees_it(slot, tensor) for slot, tensor in zip(self.slots, state, strict=True)]
         grad_mode = contextlib.nullcontext() if self.with_backward else torch.no_grad()
         with swapped_state(self.slots, placed), _eager_autocast_cache(), grad_mode:
-            loss = _checked_loss(self.train_fn(self.model, input, label), self.with_backward)
+            with refused_backward():
+                loss = self.train_fn(self.model, input, label)
+            loss = _checked_loss(loss, self.with_backward)
             rebound = self._rebound_buffers(placed)
             self.boundary = compat.nodes_so_far()
             # Inside the swap: a checkpointed region runs the module again while backward runs.

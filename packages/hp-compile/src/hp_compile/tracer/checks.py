@@ -18,6 +18,7 @@ from hp_compile.tracer.state import StateSlot, scan_state
 
 def refuse_what_capture_would_skip(model: nn.Module) -> None:
     """Raises RuntimeError for wrappers, hooks that run in backward, and an open autocast region."""
+    refuse_script_modules(model)
     wrappers = compat.eager_wrappers()
     for name, module in model.named_modules():
         for wrapper, said in wrappers.items():
@@ -26,6 +27,11 @@ def refuse_what_capture_would_skip(model: nn.Module) -> None:
                     f"module {name or '(root)'!r} is already wrapped by {said}, which moves parameters and gradients "
                     "by itself; give GraphTrainer the plain model and say what to shard in a PassPlan"
                 )
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise RuntimeError(
+                f"parameter {f'{name}.weight'.lstrip('.')!r} would have a sparse gradient (sparse=True), which a graph "
+                "does not carry; build the embedding with sparse=False"
+            )
         if compat.backward_hooks(module):
             raise RuntimeError(
                 f"module {name or '(root)'!r} has a backward hook, which would run at capture only and never again; "
@@ -41,6 +47,32 @@ def refuse_what_capture_would_skip(model: nn.Module) -> None:
                 "or act on param.grad between train_step and optimizer_step"
             )
     refuse_open_autocast()
+
+
+def refuse_script_modules(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise RuntimeError(
+                f"module {name or '(root)'!r} is a torch.jit script, which cannot be captured; give the Python module "
+                "that it was scripted from"
+            )
+
+
+@contextlib.contextmanager
+def refused_backward() -> Iterator[None]:
+    """Within it `loss.backward()` raises: the graph has the backward already."""
+    plain = torch.autograd.backward
+
+    def refuse(*_args: Any, **_kwargs: Any) -> None:
+        raise RuntimeError(
+            "train_fn calls backward(); return the loss instead: the trainer runs backward, and optimizer_step() steps"
+        )
+
+    torch.autograd.backward = refuse
+    try:
+        yield
+    finally:
+        torch.autograd.backward = plain
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ In: keys of inputs and model. Out: the one graph that was captured for exactly t
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from hp_compile.tracer.joint_graph import JointGraph
 from hp_compile.tracer.signature import FlatInputs
 from hp_compile.training.bound_code import bound_forward
 
+log = logging.getLogger("hp_compile")
 _REMEMBERED = 1000
 
 
@@ -47,6 +49,7 @@ class GraphCache:
         self.max_graphs = max_graphs
         self._steps: OrderedDict[int, CompiledStep] = OrderedDict()
         self._number = 0
+        self._warned: set[object] = set()
         # Of graphs that went; a number for each, so that a long run does not keep what it will not ask for again.
         self._gone: OrderedDict[int, None] = OrderedDict()
 
@@ -73,9 +76,23 @@ class GraphCache:
     def newest(self, kind: str = "train") -> CompiledStep | None:
         return next((step for step in reversed(self._steps.values()) if step.kind == kind), None)
 
-    def asks_again(self, kind: str, flat: FlatInputs, model_key: tuple[Any, ...]) -> bool:
-        """Whether a graph for exactly these went to make room for others."""
-        return _number_of(kind, flat, model_key) in self._gone
+    def warn_of_captures(self, kind: str, flat: FlatInputs, model_key: tuple[Any, ...]) -> None:
+        """Each once, before a capture: what makes a run capture again and again is slow, and not an error."""
+        for number in (float, int):
+            if number not in self._warned and self.differs_only_in_numbers(kind, flat, number):
+                self._warned.add(number)
+                log.warning(
+                    "%s in input or label changes from step to step and each value is captured anew; pass it as a 0-d "
+                    "tensor",
+                    "a float" if number is float else "an int",
+                )
+        if "gone" not in self._warned and _number_of(kind, flat, model_key) in self._gone:
+            self._warned.add("gone")
+            log.warning(
+                "a graph that went because of max_graphs=%d is captured again; raise max_graphs, or pad the inputs to "
+                "fewer shapes",
+                self.max_graphs,
+            )
 
     def differs_only_in_numbers(self, kind: str, flat: FlatInputs, number: type) -> bool:
         """Whether other graphs have the same inputs but for values of this type: each is captured anew.

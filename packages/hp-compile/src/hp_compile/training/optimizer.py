@@ -5,6 +5,8 @@ In: `optimizer_config` or a factory, and partitioned parameters. Out: a torch op
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -43,11 +45,33 @@ class OptimizerConfig:
                 raise ValueError(f"optimizer_config[{key!r}] is unknown; allowed: {', '.join(known)}")
         config = cls(**(given or {}))
         clip = config.grad_clip
-        if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip > 0):
-            raise ValueError(
-                f"optimizer_config['grad_clip']={clip!r} is not allowed; allowed: None or a number above 0"
-            )
+        checks: list[tuple[str, bool, str]] = [
+            *((name, _is_number(getattr(config, name)), "a number of at least 0") for name in _AT_LEAST_0),
+            ("betas", _are_betas(config.betas), "two numbers, at least 0 and below 1"),
+            ("grad_clip", clip is None or (_is_number(clip) and clip > 0), "None or a number above 0"),
+        ]
+        for name, good, allowed in checks:
+            if not good:
+                raise ValueError(
+                    f"optimizer_config[{name!r}]={getattr(config, name)!r} is not allowed; allowed: {allowed}"
+                )
         return config
+
+
+_AT_LEAST_0 = ("lr", "eps", "weight_decay")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def _are_betas(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2 and all(_is_number(beta) and beta < 1 for beta in value)
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def build_optimizer(
@@ -57,6 +81,11 @@ def build_optimizer(
         optimizer = factory(params)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer_factory returned {type(optimizer).__name__}; it must return a torch Optimizer")
+        if _needs_closure(optimizer):
+            raise ValueError(
+                f"optimizer_factory returned {type(optimizer).__name__}, whose step runs the model again through a "
+                "closure; a graph trainer steps once per gradient: use an optimizer whose step() needs no closure"
+            )
         return optimizer
     # Said explicitly: left to itself torch probes the device, which fails where torch_npu is installed without an NPU.
     # foreach on or off gives the same bits, fused does not.
