@@ -14,6 +14,7 @@ import torch
 from tiny_run import build, train
 
 from hp_config import HyperTrainerConfig
+from hp_protocols.errors import ConfigError
 from hp_trainer import parse_args
 from hp_trainer._legacy.callbacks import GradientHealthCallback, MoEMonitorCallback, ProgressCallback
 from hp_trainer._legacy.migration import _set_paths
@@ -148,6 +149,39 @@ def test_tensorboard_and_a_trace_are_written_where_the_file_says() -> None:
     )
     assert list(Path("curves").glob("events.*"))
     assert [path.parent.name for path in Path("traces").glob("*/rank0*.json")] == ["iteration_4"]
+
+
+def test_wandb_gets_the_project_and_the_name_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    seen: dict[str, Any] = {}
+    started = wandb.init
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr(wandb, "init", lambda **given: seen.update(given) or started(**given))
+    train(train__wandb={"enabled": True, "project": "mine", "run_name": "first", "log_steps": 2})
+    assert (seen["project"], seen["name"]) == ("mine", "first")
+    assert list(Path("outputs/wandb").glob("offline-run-*"))
+
+
+def test_weights_are_written_for_transformers_and_training_starts_from_such_a_folder() -> None:
+    first = train(train__checkpoint={"save_hf_weights": True}, train__optimizer={"lr": 0.1})
+    folder = "outputs/checkpoint/step-2-hf"
+    assert Path(folder, "model.safetensors").is_file()
+    second = build(model__weights_path=folder)
+    assert second.state.step == 0
+    assert all(torch.equal(value, weights(first)[name]) for name, value in weights(second).items())
+    second.close()
+
+
+def test_the_backend_of_the_process_group_and_the_shuffled_order_are_the_files_own() -> None:
+    one = build(train__comm_backend="gloo", data__train_size=32)
+    assert torch.distributed.get_backend() == "gloo"
+    shuffled = next(iter(one.dataloader))["input"]
+    one.close()
+    two = build(data__train_size=32, data__shuffle=False, data__num_workers=1, data__prefetch_factor=2)
+    assert not torch.equal(next(iter(two.dataloader))["input"], shuffled)
+    two.close()
+    with pytest.raises(ConfigError, match=r"train\.comm_backend"):
+        build(train__comm_backend="smoke_signals")
 
 
 def test_gradients_that_are_not_finite_are_named_and_the_step_is_left_out(caplog: pytest.LogCaptureFixture) -> None:

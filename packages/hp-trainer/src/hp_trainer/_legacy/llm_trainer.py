@@ -86,6 +86,9 @@ class LLMTrainer(BaseTrainer):
         self.sections, faults = make_sections(self.args)
         if faults:
             raise ConfigError(faults)
+        if train.comm_backend is not None and train.comm_backend not in torch.distributed.Backend.backend_list:
+            known = ", ".join(torch.distributed.Backend.backend_list)
+            raise ConfigError(Fault("train.comm_backend", f"{train.comm_backend!r} is no backend of torch", known))
         # As the older launcher: the process environment, where there is one, knows better.
         os.environ.setdefault("LOCAL_RANK", str(train.local_rank))
         self.environment = env.start_environment(

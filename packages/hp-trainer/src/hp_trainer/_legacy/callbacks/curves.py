@@ -5,6 +5,7 @@ In: the results of steps, evaluations. Out: event files in `tensorboard.output_d
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,13 +72,20 @@ class WandbCallback(CurvesCallback):
 
     def __init__(self, trainer: LLMTrainer) -> None:
         section = trainer.args.train.wandb
-        # The writer reads the project where W&B does.
-        os.environ.setdefault("WANDB_PROJECT", section.project)
+        self.project = section.project
         name = section.run_name or trainer.run_folder.path.absolute().name
         super().__init__(WandbWriter(trainer.run_folder.path, name, None), section.log_steps)
 
+    def on_train_begin(self, trainer: LLMTrainer) -> None:
+        # The writer reads the project where W&B does; another run of this process may have another.
+        given = os.environ.get("WANDB_PROJECT")
+        os.environ.setdefault("WANDB_PROJECT", self.project)
+        try:
+            super().on_train_begin(trainer)
+        finally:
+            if given is None:
+                del os.environ["WANDB_PROJECT"]
+
 
 def _plain(trainer: LLMTrainer) -> dict[str, Any]:
-    import dataclasses
-
     return dataclasses.asdict(trainer.args)
