@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -79,6 +80,18 @@ def capturing(fake_mode: Any) -> Iterator[None]:
         non_strict(),
     ):
         yield
+
+
+@contextlib.contextmanager
+def works_numbered_apart() -> Iterator[None]:
+    """torch numbers the handles of traced collectives by draws from Python's generator, which is the user's."""
+    home = lookup("torch.distributed._meta_registrations")
+    plain = lookup("torch.distributed._meta_registrations.random")
+    home.random = random.Random()
+    try:
+        yield
+    finally:
+        home.random = plain
 
 
 def tagged_backward() -> contextlib.AbstractContextManager[None]:

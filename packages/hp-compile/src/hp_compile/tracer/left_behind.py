@@ -160,7 +160,7 @@ def refused_draws_in_python() -> Iterator[None]:
     pythons, torchs = random.getstate(), torch.get_rng_state()
     numpys = None if numpy is None else numpy.random.get_state()
     seeded: list[str] = []
-    with _noticed_seeds(seeded):
+    with _noticed_seeds(seeded), compat.works_numbered_apart():
         yield
     moved = []
     if random.getstate() != pythons:
