@@ -36,12 +36,18 @@ MISTAKES = {
         [*RECIPE, "--parallelism.data_parallel_shard_degree", "4"],
         ["data_parallel_shard_degree", "--nproc"],
     ),
-    "tensor parallelism": ([*RECIPE, "--parallelism.tensor_parallel_degree", "2", "--nproc", "2"], ["tensor_parallel"]),
-    "context parallelism": (
-        [*RECIPE, "--parallelism.context_parallel_degree", "2", "--nproc", "2"],
-        ["context_parallel_degree"],
+    "heads that ranks cannot share": (
+        [*RECIPE, "--parallelism.tensor_parallel_degree", "3", "--nproc", "3"],
+        ["tensor_parallel_degree", "heads"],
     ),
-    "graph mode": ([*RECIPE, "--compile.mode", "graph"], ["compile.mode", "graph"]),
+    "pipeline parallelism": (
+        [*RECIPE, "--parallelism.pipeline_parallel_degree", "2", "--nproc", "2"],
+        ["pipeline_parallel_degree", "not available yet"],
+    ),
+    "memory budget": (
+        [*RECIPE, "--activation_checkpoint.mode", "memory_budget"],
+        ["activation_checkpoint.mode", "memory_budget"],
+    ),
     "missing dataset": ([*RECIPE, "--dataloader.dataset_path", "nowhere/at/all"], ["nowhere/at/all"]),
     "unknown dtype": ([*RECIPE, "--training.dtype", "float31"], ["training.dtype", "float31", "float32"]),
     "checkpoint interval": ([*RECIPE, "--checkpoint.interval", "0"], ["checkpoint.interval", "0"]),

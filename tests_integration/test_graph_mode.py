@@ -10,6 +10,7 @@ from harness import SMALL, Hp, checkpoint_tensors, losses
 
 SHORT = (*SMALL, "--training.steps", "4", "--checkpoint.interval", "2")
 LAYOUTS = {
+    "documents": "--dataloader.document_mask=true",
     "fsdp-3": "--nproc 3 --training.global_batch_size 6",
     "ddp-2": "--nproc 2 --parallelism.data_parallel_replicate_degree 2 --parallelism.data_parallel_shard_degree 1",
     "tp-2-fsdp-2": "--nproc 4 --parallelism.tensor_parallel_degree 2",

@@ -69,13 +69,13 @@ def test_validate_says_what_is_valid(resolved: Path) -> None:
 
 
 def test_validate_lists_every_mistake_with_its_place(resolved: Path) -> None:
-    resolved.write_text(resolved.read_text().replace("seq_len: 16", "seq_len: 0").replace("mode: none", "mode: graph"))
+    resolved.write_text(resolved.read_text().replace("seq_len: 16", "seq_len: 0").replace("mode: none", "mode: grph"))
     code, text = cli.validate([str(resolved), "--training.global_batch_size=3", "--world-size=3"])
     lines = resolved.read_text().splitlines()
     assert code == 2
     assert text.splitlines()[0] == "3 mistakes in the configuration:"
     assert f"{resolved}:{lines.index('    seq_len: 0') + 1} (training.seq_len): 0 is too small" in text
-    assert f"{resolved}:{lines.index('    mode: graph') + 1} (compile.mode): 'graph' needs Graph Mode" in text
+    assert f"{resolved}:{lines.index('    mode: grph') + 1} (compile.mode): expected one of" in text
     assert "--training.global_batch_size: 3 rows cannot be shared out" in text
 
 

@@ -51,7 +51,7 @@ def test_help_groups_options_by_section_with_what_the_section_is(help_text: str)
 
 def test_help_says_what_is_not_available_yet(help_text: str) -> None:
     flat = " ".join(help_text.replace("│", " ").split())
-    assert "Ranks that share each weight matrix; 1 is off. Not available yet. (default: 1)" in flat
+    assert "Ranks that each hold a stretch of the layers; 1 is off. Not available yet. (default: 1)" in flat
 
 
 def test_help_hides_what_is_no_option_and_shows_the_model_for_reading(help_text: str) -> None:

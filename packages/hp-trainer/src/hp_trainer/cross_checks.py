@@ -68,8 +68,4 @@ def _graph_faults(config: HyperTrainer.Config) -> list[Fault]:
     if getattr(config.loss, "num_chunks", 0):
         problem = "Graph Mode does not capture a loss that is computed in chunks"
         faults.append(Fault("loss.num_chunks, compile.mode", problem, hint="--loss.num_chunks 0"))
-    if getattr(config.dataloader, "document_mask", False):
-        problem = "Graph Mode repeats one captured step, and the boundaries of documents differ from batch to batch"
-        hint = "--dataloader.document_mask=false"
-        faults.append(Fault("dataloader.document_mask, compile.mode", problem, hint=hint))
     return faults

@@ -62,7 +62,8 @@ def start_graph_mode(
         return made[0].optimizers[0]
 
     def train_fn(model: torch.nn.Module, batch: dict[str, Any], divisor: torch.Tensor) -> torch.Tensor:
-        return loss_fn.run_model(model, batch["labels"], batch["input"], **document_arguments(batch)) / divisor
+        documents = {"position_ids": batch["positions"]} if "positions" in batch else {}
+        return loss_fn.run_model(model, batch["labels"], batch["input"], **documents) / divisor
 
     trainer = hp_compile.GraphTrainer(
         module,
@@ -84,10 +85,10 @@ class GraphTrainingStep(TrainingStep):
     graph: GraphTrainer
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
-        return self.graph.eval_step(_without_boundaries(batch), torch.ones((), device=self.environment.device))
+        return self.graph.eval_step(_graph_inputs(batch), torch.ones((), device=self.environment.device))
 
     def backward(self, batch: Batch, divisor: torch.Tensor) -> torch.Tensor:
-        return self.graph.train_step(_without_boundaries(batch), divisor)
+        return self.graph.train_step(_graph_inputs(batch), divisor)
 
     def clip(self) -> torch.Tensor:
         from hp_compile import distributed_view
@@ -101,9 +102,14 @@ class GraphTrainingStep(TrainingStep):
         return clip_grad_norm_(holders, self.max_norm)  # type: ignore[arg-type]
 
 
-def _without_boundaries(batch: Batch) -> Batch:
-    """Host-side boundaries are numbers to a graph, other ones in every batch; the positions say the same as tensors."""
-    return {name: value for name, value in batch.items() if name != "cu_seqlens"}
+def _graph_inputs(batch: Batch) -> Batch:
+    """What the graph reads of a batch.
+
+    Host-side boundaries of documents would be numbers to a graph, other ones in every batch. Positions that start anew
+    with each document say the same as a tensor.
+    """
+    names = ("input", "labels", "positions") if document_arguments(batch) else ("input", "labels")
+    return {name: batch[name] for name in names}
 
 
 class GraphOptimizerState:
