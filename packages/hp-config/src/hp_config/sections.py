@@ -112,7 +112,7 @@ class ParallelismConfig:
     """Ranks that share each sequence; 1 is off."""
 
     pipeline_parallel_degree: int = 1
-    """Ranks that each hold a stretch of the layers; 1 is off. Not available yet."""
+    """Ranks that each hold a stretch of the layers; 1 is off."""
 
     expert_parallel_degree: int = 1
     """Ranks that share the experts; they are taken from the shard and tensor ranks, so this degree does not
