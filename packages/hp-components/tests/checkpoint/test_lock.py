@@ -21,10 +21,8 @@ lock.acquire()
 """
 WAITING = "print('held', flush=True); time.sleep(60)"
 WITH_A_WORKER = """\
-worker = os.fork()
-if worker == 0:
-    time.sleep(60)
-print('held', worker, flush=True)
+if os.fork() == 0:
+    print('held', os.getpid(), flush=True)  # the worker says it, when it is past what it does after a fork
 time.sleep(60)
 """
 
