@@ -7,6 +7,7 @@ it is missing, raises an error that names the API and the torch version that has
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -225,6 +226,26 @@ def chunk_cat(tensors: list[torch.Tensor], chunks: int, out: torch.Tensor) -> No
 
 def clear_autocast_cache() -> None:
     torch.clear_autocast_cache()
+
+
+def is_operation(target: Any) -> bool:
+    """Whether a node's target is one overload of an operator."""
+    return isinstance(target, _operation_class())
+
+
+@functools.cache
+def _operation_class() -> type:
+    """Asked for at every node."""
+    return lookup("torch._ops.OpOverload")
+
+
+def schema_of(target: Any) -> Any:
+    """The schema of an operation; None for other targets of a node."""
+    return target._schema if is_operation(target) else None
+
+
+def copy_each(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    lookup("torch._foreach_copy_")(targets, sources)
 
 
 def entry_of(operation: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import GraphModule, Node
 
+from hp_compile import _torch_compat as compat
 from hp_compile.passes.base import GraphPass
 from hp_compile.passes.parallel.collectives import PURE_FUNCTIONS
 from hp_compile.tracer.repair import grad_mode_on, own_copy
@@ -31,14 +32,14 @@ def has_effect(node: Node) -> bool:
         return True
     if node.op == "get_attr" or node.target in _PURE:
         return False
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not compat.is_operation(node.target):
         return True
-    operation = node.target
+    operation: Any = node.target
     if operation.namespace not in ("aten", "prims", "prim"):
         return True
     if operation in _QUIET_WRITERS or torch.Tag.nondeterministic_seeded in operation.tags:
         return True
-    schema = operation._schema
+    schema = compat.schema_of(operation)
     return schema.is_mutable or not schema.returns
 
 

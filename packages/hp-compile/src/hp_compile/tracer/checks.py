@@ -115,7 +115,8 @@ def _noticing(hook: Any, said: str, idle: set[str]) -> Any:
 
 
 def refuse_open_autocast() -> None:
-    for device in ("cpu", "cuda"):
+    # npu is a name that torch knows only where torch_npu is installed.
+    for device in ("cpu", "cuda", *(["npu"] if hasattr(torch, "npu") else [])):
         if torch.is_autocast_enabled(device):
             raise RuntimeError(
                 f"an autocast region for {device} is open around the step; the graph's operations would be cast twice. "

@@ -135,7 +135,7 @@ def refuse_kept_tensors(train_fn: Callable[..., Any]) -> None:
     code = getattr(train_fn, "__code__", None)
     if code is None:
         return
-    reachable = {name: train_fn.__globals__.get(name) for name in code.co_names}  # type: ignore[attr-defined]
+    reachable = {name: train_fn.__globals__.get(name) for name in code.co_names}
     for name, cell in zip(code.co_freevars, getattr(train_fn, "__closure__", None) or (), strict=True):
         try:
             reachable[name] = cell.cell_contents

@@ -31,10 +31,10 @@ def refuse_random_numbers_in_backward(graph_module: GraphModule) -> None:
 
 
 def draws_random_numbers(node: Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+    if not compat.is_operation(node.target) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
     # Attention kernels are tagged for their dropout, and draw nothing where there is none.
-    for index, argument in enumerate(node.target._schema.arguments):
+    for index, argument in enumerate(compat.schema_of(node.target).arguments):
         if argument.name == "dropout_p":
             given = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
             return bool(given != 0.0)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
+from hp_compile import _torch_compat as compat
 from hp_compile.mesh import DataParallelMesh
 from hp_compile.passes.parallel.units import Unit
 from hp_compile.tracer.joint_graph import JointGraph
@@ -88,7 +89,7 @@ def _own_bytes(node: Node) -> int:
     value = node.meta.get("val")
     if node.op != "call_function" or "hp_comm" in node.meta or not isinstance(value, torch.Tensor):
         return 0
-    schema = getattr(node.target, "_schema", None)
+    schema = compat.schema_of(node.target)
     if schema is not None and schema.returns and schema.returns[0].alias_info is not None:
         return 0
     return value.numel() * value.element_size()

@@ -153,7 +153,7 @@ class _Schedule:
 
 def _is_mutable(node: Node) -> bool:
     operation = node.args[0] if node.target is done else node.target
-    return bool(getattr(getattr(operation, "_schema", None), "is_mutable", False))
+    return bool(getattr(compat.schema_of(operation), "is_mutable", False))
 
 
 def _storages(nodes: Iterable[Node]) -> set[int]:

@@ -51,7 +51,7 @@ def gather_inputs(shards: Sequence[torch.Tensor], rows: Sequence[int], dtype: to
             block[shard.shape[0] :].zero_()
     filled = [(block[: shard.shape[0]], shard) for block, shard in zip(targets, shards, strict=True) if shard.numel()]
     if filled:
-        torch._foreach_copy_([target for target, _ in filled], [source for _, source in filled])
+        compat.copy_each([target for target, _ in filled], [source for _, source in filled])
     return targets
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from hp_compile import _torch_compat as compat
 from hp_compile.mesh import DataParallelMesh, MeshAxis, axes_of
@@ -161,10 +161,6 @@ def as_dtensor(local: torch.Tensor, info: ShardInfo) -> DTensor:
     return DTensor.from_local(
         local, info.mesh, info.placements, run_check=False, shape=info.global_shape, stride=info.global_stride
     )
-
-
-def is_replica(info: ShardInfo) -> bool:
-    return all(isinstance(placement, Replicate) for placement in info.placements)
 
 
 def _tp_mesh_of(context: Any) -> DeviceMesh | None:

@@ -15,7 +15,7 @@ from hp_compile import _torch_compat as compat
 from hp_compile.pass_config import PassConfig
 from hp_compile.pass_plan import PassPlan
 from hp_compile.tracer.capture import CapturePrecision
-from hp_compile.tracer.state import StateSlot, scan_state, shard_info
+from hp_compile.tracer.state import StateSlot, scan_state
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,3 @@ def capture_precision(model: nn.Module, units: list[Unit], config: PassConfig) -
         input_dtype={unit.fqn: param_dtype for unit in planned if unit.fqn in modules} if param_dtype else {},
         reduce_dtype=dict.fromkeys(params, reduce_dtype) if reduce_dtype else {},
     )
-
-
-def is_partitioned(slot: StateSlot) -> bool:
-    return shard_info(slot.tensor) is not None

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import operator
 
-import torch
 from torch.fx import GraphModule, Node
 
+from hp_compile import _torch_compat as compat
 from hp_compile.tracer.joint_graph import JointGraph
 
 
@@ -19,9 +19,9 @@ def is_view_of_first(node: Node, base: Node) -> bool:
         return False
     if node.target is operator.getitem:
         return True
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+    if not compat.is_operation(node.target) or node.target.namespace != "aten":
         return False
-    schema = node.target._schema
+    schema = compat.schema_of(node.target)
     if schema.is_mutable or not schema.returns:
         return False
     alias = schema.returns[0].alias_info
@@ -56,7 +56,7 @@ def _refuse_writes(fqn: str, source: Node) -> None:
 
 
 def _writes_to(user: Node, node: Node) -> bool:
-    schema = getattr(user.target, "_schema", None)
+    schema = compat.schema_of(user.target)
     return schema is not None and any(
         argument.alias_info is not None and argument.alias_info.is_write and given is node
         for argument, given in zip(schema.arguments, user.args, strict=False)
