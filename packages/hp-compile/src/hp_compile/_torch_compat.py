@@ -11,7 +11,7 @@ import functools
 import importlib
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -228,7 +228,7 @@ def clear_autocast_cache() -> None:
     torch.clear_autocast_cache()
 
 
-def is_operation(target: Any) -> bool:
+def is_operation(target: Any) -> TypeGuard[Any]:
     """Whether a node's target is one overload of an operator."""
     return isinstance(target, _operation_class())
 
