@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-import graph_jobs as jobs
+import memory_jobs as jobs
 import pytest
 import schedule_jobs as random_jobs
 from graph_world import run_world

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import checkpoint_jobs as checkpoints
 import collective_jobs as collectives
 import fault_jobs as faults
 import graph_jobs as jobs
+import mesh_jobs as meshes
 import pytest
 from graph_world import run_world
 
@@ -31,35 +33,35 @@ def test_two_trainers_live_in_one_process():
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_reshard_overlap_buckets_and_plans_do_not_change_a_bit_where_they_must_not(world):
-    assert run_world(jobs.layouts_agree, world) == [[]] * world
+    assert run_world(meshes.layouts_agree, world) == [[]] * world
 
 
 def test_tensor_parallel_parameters_are_sharded_on_the_data_axis_and_described_as_both():
-    assert run_world(jobs.in_a_context, 4) == [[]] * 4
+    assert run_world(meshes.in_a_context, 4) == [[]] * 4
 
 
 def test_trainers_on_sub_groups_do_not_hear_of_each_other():
-    assert run_world(jobs.in_groups, 4) == [[]] * 4
+    assert run_world(meshes.in_groups, 4) == [[]] * 4
 
 
 def test_a_model_on_meta_is_sharded_then_drawn_or_loaded():
-    run_world(jobs.on_meta, 2)
+    run_world(checkpoints.on_meta, 2)
 
 
 def test_plain_tensor_parallel_parts_are_clipped_and_saved_only_with_declared_placements():
-    run_world(jobs.plain_shards, 4)
+    run_world(meshes.plain_shards, 4)
 
 
 def test_what_the_plan_leaves_out_is_replicated_and_averaged():
-    assert run_world(jobs.outside_the_plan, 3) == [[]] * 3
+    assert run_world(meshes.outside_the_plan, 3) == [[]] * 3
 
 
 def test_the_norm_is_that_of_the_whole_averaged_gradient():
-    run_world(jobs.true_norm, 4)
+    run_world(meshes.true_norm, 4)
 
 
 def test_a_write_to_a_sharded_parameter_in_forward_is_refused():
-    run_world(jobs.writes_to_shards, 2)
+    run_world(meshes.writes_to_shards, 2)
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import graph_jobs as jobs
+import checkpoint_jobs as jobs
 import pytest
 from graph_world import run_world
 
