@@ -9,8 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from typing import NoReturn
 
 from hp_protocols.errors import nearest
+from hp_trainer.process_end import end_process
 
 # name → (module with `main(arguments) -> int`, what it does)
 COMMANDS = {
@@ -46,8 +48,13 @@ def usage() -> str:
     )
 
 
+def command() -> NoReturn:
+    """The `hp` command as a process: runs `main` and ends the process with its code."""
+    end_process(main())
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of the `hp` command; `argv` defaults to the process's arguments."""
+    """Run a command line; `argv` defaults to the process's arguments. Returns the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
