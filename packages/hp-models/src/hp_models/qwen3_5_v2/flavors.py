@@ -77,7 +77,7 @@ def published(*, num_hidden_layers: int, **sizes: Any) -> Qwen3_5Model.Config:
 
 
 def debugmodel(*, vocab_size: int = 2048) -> Qwen3_5Model.Config:
-    """3 M parameters that learn something in three minutes on two CPU cores; layers in the published pattern."""
+    """3 M parameters that learn something in four minutes on two CPU cores; layers in the published pattern."""
     return qwen3_5_config(
         vocab_size=vocab_size,
         hidden_size=192,

@@ -18,7 +18,7 @@ from hp_trainer.hyper_trainer import HyperTrainer
 
 
 def qwen3_5_v2_debugmodel() -> HyperTrainer.Config:
-    """A model of a few million parameters on the text of this machine: about three minutes on two cores."""
+    """A model of a few million parameters on the text of this machine: about four minutes on two cores."""
     return HyperTrainer.Config(
         recipe="qwen3_5_v2.qwen3_5_v2_debugmodel",
         model_spec=get_spec("qwen3_5_v2", "debugmodel"),
