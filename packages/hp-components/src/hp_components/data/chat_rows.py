@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from hp_components.data.packing import FIELDS, IGNORE_INDEX, PADDING_ROW
+from hp_components.data.packing import IGNORE_INDEX, PADDING_ROW, stack_rows
 from hp_components.data.token_stream import TokenStream
 from hp_protocols.errors import ConfigError, Fault
 
@@ -119,12 +119,7 @@ class ConversationRows:
 
     def stack(self, indices: Sequence[int]) -> torch.Tensor:
         """The fields of these rows, [F, B, S] int64; PADDING_ROW among the indices gives a row of padding."""
-        fields_FBS = np.empty((len(FIELDS), len(indices), self.seq_len), np.int64)
-        for place, index in enumerate(indices):
-            if index != PADDING_ROW and not 0 <= index < len(self):
-                raise IndexError(f"row {index} of {len(self)}")
-            self._fill(fields_FBS[:, place], index)
-        return torch.from_numpy(fields_FBS)
+        return stack_rows(indices, len(self), self.seq_len, self._fill)
 
     def _fill(self, fields_FS: np.ndarray, index: int) -> None:
         input_S, labels_S, positions_S, segment_ids_S = fields_FS

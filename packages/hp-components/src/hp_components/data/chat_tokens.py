@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from hp_components.data.ahead import run_ahead
+from hp_components.data.batches import in_batches
 from hp_components.data.cache import cache_key
 from hp_components.data.conversations import Conversation, ConversationCorpus
 from hp_components.data.formats import FaultList, Skipped
@@ -28,7 +29,6 @@ __all__ = ["ChatStyle", "tokenise_conversations"]
 log = logging.getLogger(__name__)
 
 BATCH_CHARACTERS = 2**20
-PROGRESS_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,8 @@ def _write(writer: StreamWriter, corpus: ConversationCorpus, tokenizer: BaseToke
     faults, learned = FaultList(corpus.name, corpus.on_bad_line), 0
     empty = FaultList(corpus.name, corpus.on_bad_line)  # of its own, as the other fills in the reader's thread
     writer.open(token_dtype(tokenizer.vocab_size), masked=True)
-    for batch in run_ahead(_batches(corpus, style, tokenizer, faults)):
+    texts = _all_written(corpus, style, tokenizer, faults)
+    for batch in run_ahead(in_batches(texts, lambda one: len(one.text), BATCH_CHARACTERS, corpus.size)):
         for written, (ids, mask_T) in zip(batch, _encoded(batch, tokenizer, style), strict=True):
             # The first token of a row is nobody's label.
             if mask_T[1:].any():
@@ -114,27 +115,16 @@ def _write(writer: StreamWriter, corpus: ConversationCorpus, tokenizer: BaseToke
     return faults.skipped
 
 
-def _batches(
+def _all_written(
     corpus: ConversationCorpus, style: ChatStyle, tokenizer: BaseTokenizer, faults: FaultList
-) -> Iterator[list[_Written]]:
-    batch, size, done, told = list[_Written](), 0, 0, time.monotonic()
+) -> Iterator[_Written]:
     for conversation in corpus.conversations(faults):
         try:
             written = _written(conversation, style, tokenizer)
         except ValueError as error:
             faults.add(Fault(conversation.where, str(error)))
-            continue
-        batch.append(written)
-        size += len(written.text) + 1
-        if size < BATCH_CHARACTERS:
-            continue
-        yield batch
-        done, batch, size = done + size, [], 0
-        if time.monotonic() - told > PROGRESS_SECONDS:
-            told = time.monotonic()
-            log.info("tokenising: %.0f of about %.0f MB", done / 1e6, corpus.size / 1e6)
-    if batch:
-        yield batch
+        else:
+            yield written
 
 
 def _written(conversation: Conversation, style: ChatStyle, tokenizer: BaseTokenizer) -> _Written:

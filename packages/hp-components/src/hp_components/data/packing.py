@@ -6,7 +6,7 @@ tokens as labels, so that every token is an input once and no label crosses from
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,17 @@ import torch
 
 from hp_components.data.token_stream import TokenStream
 
-__all__ = ["FIELDS", "IGNORE_INDEX", "PADDING_ROW", "Batch", "PackedRows", "Rows", "as_batch", "document_bounds"]
+__all__ = [
+    "FIELDS",
+    "IGNORE_INDEX",
+    "PADDING_ROW",
+    "Batch",
+    "PackedRows",
+    "Rows",
+    "as_batch",
+    "document_bounds",
+    "stack_rows",
+]
 
 # B: rows of a batch, S: tokens of a row, F: the fields of a row, in this order.
 FIELDS = ("input", "labels", "positions", "segment_ids")
@@ -31,6 +41,18 @@ class Rows(Protocol):
 
     def stack(self, indices: Sequence[int]) -> torch.Tensor:
         """The fields of these rows, [F, B, S] int64. One tensor, as each costs a worker process a file handle."""
+
+
+def stack_rows(
+    indices: Sequence[int], count: int, seq_len: int, fill: Callable[[np.ndarray, int], None]
+) -> torch.Tensor:
+    """What `Rows.stack` returns of `count` rows, where `fill(fields_FS, index)` writes one of them, or PADDING_ROW."""
+    fields_FBS = np.empty((len(FIELDS), len(indices), seq_len), np.int64)
+    for place, index in enumerate(indices):
+        if index != PADDING_ROW and not 0 <= index < count:
+            raise IndexError(f"row {index} of {count}")
+        fill(fields_FBS[:, place], index)
+    return torch.from_numpy(fields_FBS)
 
 
 def as_batch(fields_FBS: torch.Tensor) -> Batch:
@@ -72,12 +94,7 @@ class PackedRows:
 
     def stack(self, indices: Sequence[int]) -> torch.Tensor:
         """The fields of these rows, [F, B, S] int64; PADDING_ROW among the indices gives a row of padding."""
-        fields_FBS = np.empty((len(FIELDS), len(indices), self.seq_len), np.int64)
-        for place, index in enumerate(indices):
-            if index != PADDING_ROW and not 0 <= index < len(self):
-                raise IndexError(f"row {index} of {len(self)}")
-            self._fill(fields_FBS[:, place], index)
-        return torch.from_numpy(fields_FBS)
+        return stack_rows(indices, len(self), self.seq_len, self._fill)
 
     def _fill(self, fields_FS: np.ndarray, index: int) -> None:
         input_S, labels_S, positions_S, segment_ids_S = fields_FS

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 
 from hp_components.data.ahead import run_ahead
+from hp_components.data.batches import in_batches
 from hp_components.data.cache import cache_key
 from hp_components.data.formats import FaultList, Skipped
 from hp_components.data.sources import Corpus
@@ -27,7 +28,6 @@ BATCH_CHARACTERS = 2 * 2**20
 PIECE_CHARACTERS = 2**15
 # A document that cannot be cut is encoded in one go, at some hundred bytes of memory per token.
 LARGEST_UNCUT = 256 * 2**20
-PROGRESS_SECONDS = 10.0
 
 
 def tokenise(
@@ -72,7 +72,8 @@ def _encoded(corpus: Corpus, tokenizer: BaseTokenizer, faults: FaultList) -> Ite
     if not eos:
         log.warning("this tokenizer has no EOS token: documents follow each other without one")
     # Files are read in a thread of their own, while the library encodes (and lets other threads run).
-    for batch in run_ahead(_batches(corpus, tokenizer, faults)):
+    batches = in_batches(_pieces(corpus, tokenizer, faults), lambda piece: len(piece[2]), BATCH_CHARACTERS, corpus.size)
+    for batch in run_ahead(batches):
         texts = [text for _, _, text in batch]
         for (first, last, _), ids in zip(
             batch, tokenizer.encode_batch(texts, add_bos=False, add_eos=False), strict=True
@@ -88,25 +89,11 @@ def _encoded(corpus: Corpus, tokenizer: BaseTokenizer, faults: FaultList) -> Ite
             yield first, ids
 
 
-def _batches(corpus: Corpus, tokenizer: BaseTokenizer, faults: FaultList) -> Iterator[list[tuple[bool, bool, str]]]:
-    """Pieces of documents, (first of its document, last of its document, text), some megabytes at a time."""
-    batch, size, done, told = list[tuple[bool, bool, str]](), 0, 0, time.monotonic()
-    for piece in _pieces(corpus, tokenizer, faults):
-        batch.append(piece)
-        size += len(piece[2]) + 1
-        if size < BATCH_CHARACTERS:
-            continue
-        yield batch
-        done, batch, size = done + size, [], 0
-        if time.monotonic() - told > PROGRESS_SECONDS:
-            told = time.monotonic()
-            log.info("tokenising: %.0f of about %.0f MB", done / 1e6, corpus.size / 1e6)
-    if batch:
-        yield batch
-
-
 def _pieces(corpus: Corpus, tokenizer: BaseTokenizer, faults: FaultList) -> Iterator[tuple[bool, bool, str]]:
-    """Documents cut where the tokenizer allows it; what lies behind the last cut waits for the document's next part."""
+    """Documents cut where the tokenizer allows it: (first of its document, last of its document, text).
+
+    What lies behind the last cut waits for the document's next part.
+    """
     held, first = "", True
     for part in corpus.parts(faults):
         if part.first:
