@@ -342,12 +342,13 @@ def run_chunks(chunks: Chunks, state: Tensor | None) -> tuple[Tensor, Tensor]:
 class Layer(nn.Module):
     def __init__(self, c: Qwen3_5Config, kind: str) -> None:
         super().__init__()
+        # The order of parameters is the v2 model's: the norm of all gradients is a sum in this order.
         self.input_layernorm = OnePlusNorm(c.hidden_size, c.rms_norm_eps)
-        self.post_attention_layernorm = OnePlusNorm(c.hidden_size, c.rms_norm_eps)
         if kind == "full_attention":
             self.self_attn = Attention(c)
         else:
             self.linear_attn = DeltaNet(c)
+        self.post_attention_layernorm = OnePlusNorm(c.hidden_size, c.rms_norm_eps)
         self.mlp = SwiGLU(c)
         self.kind = kind
 
