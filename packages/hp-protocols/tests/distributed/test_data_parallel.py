@@ -9,7 +9,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from hp_protocols.distributed import ParallelDims, apply_fsdp, apply_replicate
+from hp_protocols.distributed import (
+    ParallelDims,
+    apply_data_parallel,
+    apply_fsdp,
+    apply_replicate,
+    data_parallel_mode,
+)
 from hp_protocols.errors import ConfigError
 from hp_protocols.testing import run_world
 
@@ -204,6 +210,37 @@ def check_two(rank, world_size):
     check_resharding(rank, world_size)
     check_nested_units(rank, world_size)
     check_replicate(rank, world_size)
+    check_choice_of_two(rank, world_size)
+
+
+def chosen(dims, **options):
+    model = Model()
+    options = {"param_dtype": torch.float32, "reduce_dtype": torch.float32} | options
+    assert apply_data_parallel(model, parallel_dims=dims, units=model.units(), **options) is model
+    return model
+
+
+def check_choice_of_two(rank, world_size):
+    """The layout alone chooses: the gradients are those of the function that it chooses, called by hand."""
+    sharded, replicated = ParallelDims(world_size=2), ParallelDims(dp_replicate=2, world_size=2)
+    assert (data_parallel_mode(sharded), data_parallel_mode(replicated)) == ("fsdp", "ddp")
+    narrow = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+    for dims, apply in ((sharded, apply_fsdp), (replicated, apply_replicate)):
+        mesh = dims.get_mesh("fsdp" if dims is sharded else "dp_replicate")
+        for dtypes in ({}, narrow):
+            by_hand = apply(hand := Model(), mesh=mesh, units=hand.units(), **dtypes)
+            assert_equal(sharded_gradients(chosen(dims, **dtypes), rank), sharded_gradients(by_hand, rank))
+    kept = chosen(sharded, reshard_after_forward="never")
+    loss_of(kept, rank)
+    assert not isinstance(kept.embed.weight, DTensor)
+    # Context parallelism shards over its ranks, too.
+    assert isinstance(chosen(ParallelDims(cp=2, world_size=2)).embed.weight, DTensor)
+    # Tensor parallelism alone is none of data parallelism, unless there is a dtype to compute in.
+    alone = ParallelDims(tp=2, world_size=2)
+    assert not any(isinstance(module, FSDPModule) for module in chosen(alone).modules())
+    assert isinstance(chosen(alone, **narrow), FSDPModule)
+    with pytest.raises(ValueError, match="cpu_offload works on shards, and this layout only replicates"):
+        chosen(replicated, cpu_offload=True)
 
 
 def check_replicate(rank, world_size):
@@ -240,6 +277,8 @@ def check_hsdp(rank, world_size):
     apply_fsdp(model, mesh=dims.get_mesh(["dp_replicate", "fsdp"]), units=model.units())
     assert all(p.placements == (Replicate(), Shard(0)) for p in model.parameters())
     assert_close(sharded_gradients(model, rank), summed_gradients(world_size))
+    assert data_parallel_mode(dims) == "hsdp"
+    assert all(p.placements == (Replicate(), Shard(0)) for p in chosen(dims).parameters())
 
 
 def check_tp(rank, world_size):

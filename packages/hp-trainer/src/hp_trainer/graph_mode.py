@@ -15,7 +15,7 @@ import torch
 
 from hp_components import BaseLoss, OptimizersContainer
 from hp_protocols import BaseModel
-from hp_protocols.distributed import canonical_fqn, clip_grad_norm_
+from hp_protocols.distributed import canonical_fqn, clip_grad_norm_, data_parallel_mode
 from hp_protocols.errors import ConfigError, Fault
 from hp_trainer.environment import Environment
 from hp_trainer.training_step import Batch, TrainingStep, document_arguments
@@ -158,12 +158,9 @@ def _import_hp_compile() -> Any:
 
 def _pass_config(make: type[PassConfig], config: HyperTrainer.Config, environment: Environment) -> PassConfig:
     dims, training = environment.parallel_dims, config.training
-    mode = "fsdp"
-    if dims.dp_replicate_enabled:
-        mode = "hsdp" if dims.fsdp_enabled else "ddp"
     mixed = training.mixed_precision_param != training.dtype
     return make(
-        dp_mode=mode,
+        dp_mode=data_parallel_mode(dims),
         fsdp_reshard_after_forward=config.parallelism.fsdp_reshard_after_forward != "never",
         grad_reduce="sum",
         param_dtype=training.mixed_precision_param if mixed else None,

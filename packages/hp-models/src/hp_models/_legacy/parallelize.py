@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hp_protocols.distributed import ParallelDims, apply_ac, apply_fsdp, apply_replicate
+from hp_protocols.distributed import ParallelDims, apply_ac, apply_data_parallel
 from hp_protocols.errors import ConfigError, Fault
 from hp_protocols.platform import get_platform
 
@@ -40,35 +40,17 @@ def parallelize_bare_model(model: Qwen3_5, *, parallel_dims: ParallelDims, train
         early_stop=recompute.early_stop,
         debug=recompute.debug,
     )
-    _apply_data_parallel(model, blocks, parallel_dims, trainer_config)
-    return model
-
-
-def _apply_data_parallel(
-    model: Qwen3_5, blocks: Sequence[Module], parallel_dims: ParallelDims, trainer_config: TrainerConfig
-) -> None:
-    """Shard (FSDP, HSDP) or replicate (DDP), and compute in the dtype of mixed precision."""
-    parallelism: Any = trainer_config.parallelism
-    training = trainer_config.training
-    if not parallel_dims.dp_cp_enabled and training.mixed_precision_param == training.dtype:
-        return
-    dtypes = get_platform().dtype_map
-    units = _units(model, blocks)
-    param_dtype, reduce_dtype = dtypes[training.mixed_precision_param], dtypes[training.mixed_precision_reduce]
-    if parallel_dims.dp_replicate_enabled and not parallel_dims.fsdp_enabled:
-        mesh = parallel_dims.get_mesh("dp_replicate")
-        apply_replicate(model, mesh=mesh, units=units, param_dtype=param_dtype, reduce_dtype=reduce_dtype)
-        return
-    # The fsdp axis is there even with one rank: FSDP also casts to the dtypes of mixed precision.
-    axes = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
-    apply_fsdp(
+    training, dtypes = trainer_config.training, get_platform().dtype_map
+    reshard: Any = trainer_config.parallelism.fsdp_reshard_after_forward
+    apply_data_parallel(
         model,
-        mesh=parallel_dims.get_mesh(axes),
-        units=units,
-        param_dtype=param_dtype,
-        reduce_dtype=reduce_dtype,
-        reshard_after_forward=parallelism.fsdp_reshard_after_forward,
+        parallel_dims=parallel_dims,
+        units=_units(model, blocks),
+        param_dtype=dtypes[training.mixed_precision_param],
+        reduce_dtype=dtypes[training.mixed_precision_reduce],
+        reshard_after_forward=reshard,
     )
+    return model
 
 
 def _units(model: Qwen3_5, blocks: Sequence[Module]) -> list[Module | list[Module]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hp_models.common.context_parallel import ACROSS_STRETCHES
-from hp_protocols.distributed import ParallelDims, apply_ac, apply_compile, apply_cp, apply_fsdp, apply_replicate
+from hp_protocols.distributed import ParallelDims, apply_ac, apply_compile, apply_cp, apply_data_parallel
 from hp_protocols.errors import ConfigError, Fault
 from hp_protocols.platform import get_platform
 
@@ -56,28 +56,16 @@ def parallelize_qwen3_5_v2(
 
 
 def _apply_data_parallel(model: Qwen3_5Model, parallel_dims: ParallelDims, trainer_config: TrainerConfig) -> None:
-    """Shard (FSDP, HSDP) or replicate (DDP), and compute in the dtype of mixed precision."""
-    parallelism: Any = trainer_config.parallelism
-    training = trainer_config.training
-    mixed = training.mixed_precision_param != training.dtype
-    if not (parallel_dims.dp_cp_enabled or mixed or training.enable_cpu_offload):
-        return
-    dtypes = get_platform().dtype_map
-    units = model.segments()
-    param_dtype, reduce_dtype = dtypes[training.mixed_precision_param], dtypes[training.mixed_precision_reduce]
-    if parallel_dims.dp_replicate_enabled and not parallel_dims.fsdp_enabled:
-        mesh = parallel_dims.get_mesh("dp_replicate")
-        apply_replicate(model, mesh=mesh, units=units, param_dtype=param_dtype, reduce_dtype=reduce_dtype)
-        return
-    # The fsdp axis is there even with one rank: FSDP also casts to the dtypes of mixed precision.
-    axes = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
-    apply_fsdp(
+    """Hand the sections' words on."""
+    training, dtypes = trainer_config.training, get_platform().dtype_map
+    reshard: Any = trainer_config.parallelism.fsdp_reshard_after_forward
+    apply_data_parallel(
         model,
-        mesh=parallel_dims.get_mesh(axes),
-        units=units,
-        param_dtype=param_dtype,
-        reduce_dtype=reduce_dtype,
-        reshard_after_forward=parallelism.fsdp_reshard_after_forward,
+        parallel_dims=parallel_dims,
+        units=model.segments(),
+        param_dtype=dtypes[training.mixed_precision_param],
+        reduce_dtype=dtypes[training.mixed_precision_reduce],
+        reshard_after_forward=reshard,
         cpu_offload=training.enable_cpu_offload,
     )
 

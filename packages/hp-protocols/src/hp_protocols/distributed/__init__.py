@@ -10,6 +10,7 @@ from .activation_checkpoint import apply_ac
 from .clip_grad import clip_grad_norm_
 from .compile import apply_compile
 from .context_parallel import apply_cp
+from .data_parallel import apply_data_parallel, data_parallel_mode
 from .fqn import canonical_fqn, canonical_named_parameters, canonical_state_dict
 from .fsdp import apply_fsdp
 from .parallel_dims import ParallelDims
@@ -25,12 +26,14 @@ __all__ = [
     "apply_ac",
     "apply_compile",
     "apply_cp",
+    "apply_data_parallel",
     "apply_fsdp",
     "apply_replicate",
     "canonical_fqn",
     "canonical_named_parameters",
     "canonical_state_dict",
     "clip_grad_norm_",
+    "data_parallel_mode",
     "plan_rank",
     "state_bytes",
 ]
