@@ -14,22 +14,22 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from trainer_lib import SteppedTrainer
 
 from hp_protocols import get_spec
-from hp_trainer import HyperTrainer
 from hp_trainer.recipes.qwen3_5_v2 import qwen3_5_v2_debugmodel
 
 
-def build_trainer(steps: int, folder: str) -> HyperTrainer:
+def build_trainer(steps: int, folder: str) -> SteppedTrainer:
     config = qwen3_5_v2_debugmodel()
     config.training.steps = steps
     config.training.local_batch_size = config.training.global_batch_size
     config.checkpoint.interval = steps + 1
     config.dump_folder = folder
-    return config.build()
+    return SteppedTrainer(config)
 
 
-def bare_loop(trainer: HyperTrainer) -> Callable[[], None]:
+def bare_loop(trainer: SteppedTrainer) -> Callable[[], None]:
     """One step as a person would write it in torch, on a model of the same size and the trainer's own batches."""
     model = get_spec("qwen3_5_v2", "debugmodel").model.build()
     model.init_states(seed=0)
@@ -54,17 +54,6 @@ def bare_loop(trainer: HyperTrainer) -> Callable[[], None]:
     return step
 
 
-def trainer_loop(trainer: HyperTrainer) -> Callable[[], None]:
-    batches = iter(trainer.dataloader)
-
-    def step() -> None:
-        fetched = trainer.training_step.fetch(batches)
-        agreed = trainer.training_step.agree(fetched, stop_wanted=False)
-        trainer.after_step(trainer.training_step.run(fetched, agreed.valid_tokens))
-
-    return step
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=12)
@@ -72,18 +61,16 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         trainer = build_trainer((arguments.rounds + 1) * arguments.steps, folder)
-        trainer.open_run_folder()
-        sides = {"HyperTrainer": trainer_loop(trainer), "bare loop": bare_loop(trainer)}
+        sides = {"HyperTrainer": trainer.step, "bare loop": bare_loop(trainer)}
         seconds: dict[str, list[float]] = {name: [] for name in sides}
-        for round_number in range(arguments.rounds + 1):
-            for name, step in sides.items():
-                started = time.perf_counter()
-                for _ in range(arguments.steps):
-                    step()
-                if round_number:  # the first round warms up
-                    seconds[name].append((time.perf_counter() - started) / arguments.steps)
-        trainer.metrics.close()
-        trainer.run_folder.close()
+        with trainer.running():
+            for round_number in range(arguments.rounds + 1):
+                for name, step in sides.items():
+                    started = time.perf_counter()
+                    for _ in range(arguments.steps):
+                        step()
+                    if round_number:  # the first round warms up
+                        seconds[name].append((time.perf_counter() - started) / arguments.steps)
         trainer.close()
     ratios = [ours / bare for ours, bare in zip(*seconds.values(), strict=True)]
     for name, values in seconds.items():
