@@ -162,7 +162,9 @@ def _missing(path: Path, given: str, where: str) -> Fault:
         where,
         f"{given!r} does not exist",
         allowed=allowed,
-        hint=f"did you mean {path.parent / close}?" if close else None,
+        hint=f"did you mean {path.parent / close}?"
+        if close
+        else "a model's folder of the Hugging Face hub has them; download it first, nothing is downloaded from here",
     )
 
 
