@@ -81,6 +81,25 @@ def test_every_older_spelling_of_true_is_read(write: Write, word: str) -> None:
     assert config.train.debug.deterministic
 
 
+@pytest.mark.parametrize(("word", "value"), [("y", True), ("T", True), ("n", False), ("F", False), ("off", False)])
+def test_a_boolean_may_stand_behind_its_option(write: Write, word: str, value: bool) -> None:
+    file = write(f"train: {{debug: {{deterministic: {not value}}}}}")
+    for words in (["--train.debug.deterministic", word], [f"--train.debug.deterministic={word}"]):
+        assert parse_args(HyperTrainerConfig, [str(file), *words]).train.debug.deterministic is value
+
+
+def test_single_keys_of_a_mapping_are_set_on_top_of_the_file_and_their_numbers_are_numbers(write: Write) -> None:
+    file = write("model: {config_overrides: {rms_norm_eps: 1e-5, head_dim: 16}, tp_plan: {lm_head: colwise}}")
+    words = ["--model.config_overrides.rope_theta=1e6", "--model.config_overrides.head_dim", "32"]
+    model = parse_args(HyperTrainerConfig, [str(file), *words, "--model.tp_plan.layers.*.up_proj=rowwise"]).model
+    assert model.config_overrides == {"rms_norm_eps": 1e-5, "head_dim": 32, "rope_theta": 1e6}
+    assert model.tp_plan == {"lm_head": "colwise", "layers.*.up_proj": "rowwise"}
+    whole = parse_args(HyperTrainerConfig, [str(file), "--model.config_overrides={rms_norm_eps: 1e-7}"]).model
+    assert whole.config_overrides == {"rms_norm_eps": 1e-7}
+    (fault,) = faults(file, "--model.config_overrides.head_dim")
+    assert "no such option" in fault
+
+
 @pytest.mark.parametrize(
     ("section", "home"),
     [
@@ -148,12 +167,22 @@ train:
         ("train.max_steps=0", "is not positive"),
         ("train.micro_batch_size=3", "is not a multiple of micro_batch_size 3"),
         ("train.eval.eval_steps=5", "is missing; eval_steps: 5"),
+        ("train.accelerator.zero_stage=3 --train.accelerator.dp_shard=1", "leaves nothing to shard"),
+        ("train.mixed_precision.output_dtype=float32", "acts only with enabled: true"),
+        ("train.optimizer.lr_min=1e-6 --train.optimizer.lr_decay_style=constant", "never reached"),
+        ("train.optimizer.max_grad_norm=0", r".inf measures the norm and clips nothing"),
+        ("train.optimizer.lr=nan", "is out of range"),
+        ("train.num_train_epochs=2", "have no epochs"),
+        ("model.tokenizer_path=folder", "rows are token ids"),
+        ("model.tp_plan.mlp=colwis", "is no way to split a matrix; allowed: colwise, rowwise"),
+        ("data.text_key=body", "template: empty"),
+        ("data.messages_key=turns", "template: default"),
         ("train.debug.deterministic_warn_only=true", "acts only with deterministic"),
     ],
 )
 def test_a_knob_that_could_not_act_is_refused_by_name(write: Write, option: str, text: str) -> None:
     file = write("model: {}\n")
-    (fault,) = faults(file, f"--{option}")
+    (fault,) = faults(file, *f"--{option}".split())
     assert text in fault
     assert option.partition("=")[0].rpartition(".")[0] in fault
 

@@ -1,7 +1,8 @@
 """What a whole config must satisfy before anything starts: types, sizes, and fields that must fit together.
 
 In: a trainer config, and the number of processes where it is known. Out: all faults at once, with dotted paths.
-Nodes speak for themselves through a method `faults(path)`; this module adds types and cross-field rules.
+Nodes speak for themselves through a method `faults(path)`, and a whole config of other sections than ours through
+`layout_faults(world_size)`; this module adds types and cross-field rules.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ def find_faults(config: Any, world_size: int | None = None, unsure: Collection[s
             # A rule that comes later may find the same again.
             found = {fault.where for fault in faults}
             faults += [fault for fault in rule.check(config, world_size) if fault.where not in found]
+    # A config with degrees of its own says itself what they need; degrees in doubt fit nothing.
+    if world_size is not None and not doubtful and hasattr(config, "layout_faults"):
+        faults += config.layout_faults(world_size)
     return faults
 
 

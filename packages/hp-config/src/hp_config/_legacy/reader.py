@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from hp_config._legacy.layout import layout_faults
 from hp_config._legacy.sections import HyperTrainerConfig
+from hp_config._legacy.words import BOOLEANS, as_number, older_words, set_items, split_items
 from hp_config.coerce import coerce
 from hp_config.document import Document, read_document
 from hp_config.fields import FieldInfo, fields_of, is_node
@@ -40,9 +40,6 @@ MOVED = {
     "logging": "train.logging",
     "mixed_precision": "train.mixed_precision",
 }
-
-# Spellings of booleans that the older reader knew beyond ours.
-_BOOLEANS = {"y": True, "t": True, "n": False, "f": False}
 
 
 def is_legacy(data: Mapping[Any, Any]) -> bool:
@@ -85,13 +82,12 @@ def read_legacy(
     """
     reading = _Reading(document)
     config = reading.read(cls)
-    flags = read_flags([_older_boolean(word, config) for word in options], config)
-    config = replace_at(config, flags.values)
+    words, items = split_items(older_words(options, config))
+    flags = read_flags(words, config)
+    config = set_items(replace_at(config, flags.values), items, flags)
     faults = [*reading.faults, *flags.faults]
     unsure = reading.unsure | flags.unsure
-    found = find_faults(config, unsure=unsure)
-    if world_size is not None and not faults and not found:
-        found = layout_faults(config, world_size)
+    found = find_faults(config, None if faults else world_size, unsure=unsure)
     for fault in found:
         typed = any(fault.where == path or fault.where.startswith(f"{path}[") for path in flags.values)
         faults.append(dataclasses.replace(fault, where=f"--{fault.where}" if typed else reading.place(fault.where)))
@@ -165,16 +161,10 @@ class _Reading:
 def _older_word(raw: Any, info: FieldInfo) -> Any:
     """A value as the older reader took it: more words for booleans, and `off`, which YAML reads as a boolean."""
     if isinstance(raw, str) and info.annotation is bool:
-        return _BOOLEANS.get(raw.strip().lower(), raw)
+        return BOOLEANS.get(raw.strip().lower(), raw)
     if raw is False and "off" in get_args(info.annotation):
         return "off"
+    if isinstance(raw, Mapping):
+        # A mapping of anything, so that nothing else says that 1e-5, text in YAML 1.1, is a number.
+        return {key: as_number(value) for key, value in raw.items()}
     return raw
-
-
-def _older_boolean(word: str, config: Any) -> str:
-    """`--a.b=y` as `--a.b=true`."""
-    name, equals, value = word.partition("=")
-    option = find_options(config).get(name.removeprefix("--").replace("-", "_"))
-    if equals and option is not None and option.annotation is bool and value.lower() in _BOOLEANS:
-        return f"{name}={str(_BOOLEANS[value.lower()]).lower()}"
-    return word

@@ -5,6 +5,7 @@ In: a section and its path. Out: `Fault`s. The older trainer accepted all of the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -95,6 +96,12 @@ _NOT_NEGATIVE = {
 }
 
 
+_NOT_POSITIVE_HINTS = {
+    "max_grad_norm": ".inf measures the norm and clips nothing",
+    "save_steps": "a number above max_steps saves at the end only",
+}
+
+
 def section_faults(section: Any, path: str) -> list[Fault]:
     """Everything in one section that is out of range or could not act."""
     name = type(section).__name__
@@ -105,16 +112,25 @@ def section_faults(section: Any, path: str) -> list[Fault]:
             allowed = ", ".join("nothing" if item is None else str(item).lower() for item in accepted)
             faults.append(Fault(f"{path}.{key}", f"{value!r}: {reason}", allowed, hint))
     for key in _POSITIVE.get(name, ()):
-        if (value := getattr(section, key)) is not None and value <= 0:
-            faults.append(Fault(f"{path}.{key}", f"{value!r} is not positive"))
+        # Written so that nan, which compares with nothing, is refused too.
+        if (value := getattr(section, key)) is not None and not value > 0:
+            faults.append(Fault(f"{path}.{key}", f"{value!r} is not positive", hint=_NOT_POSITIVE_HINTS.get(key)))
     for key in _NOT_NEGATIVE.get(name, ()):
-        if getattr(section, key) < 0:
-            faults.append(Fault(f"{path}.{key}", f"{getattr(section, key)!r} is negative"))
+        if not 0 <= (value := getattr(section, key)) < math.inf:
+            faults.append(Fault(f"{path}.{key}", f"{value!r} is out of range", "0 or more"))
     return faults + _TOGETHER.get(name, _nothing)(section, path)
 
 
 def _nothing(section: Any, path: str) -> list[Fault]:
     return []
+
+
+def _model_together(model: Any, path: str) -> list[Fault]:
+    return [
+        Fault(f"{path}.tp_plan[{glob}]", f"{way!r} is no way to split a matrix", "colwise, rowwise")
+        for glob, way in (model.tp_plan or {}).items()
+        if way not in ("colwise", "rowwise")
+    ]
 
 
 def _data_together(data: Any, path: str) -> list[Fault]:
@@ -128,6 +144,12 @@ def _data_together(data: Any, path: str) -> list[Fault]:
         faults.append(Fault(f"{path}.subset", f"is not read by data.type: {data.type}", hint="type: hf_datasets"))
     if data.template == "default" and data.type not in ("json_file", "hf_datasets"):
         faults.append(Fault(f"{path}.template", f"is not read by data.type: {data.type}", hint="template: empty"))
+    # Records have one key that is read: their text, or their conversation.
+    records = data.type in ("json_file", "hf_datasets")
+    for key, standard, read_by in (("text_key", "text", "empty"), ("messages_key", "messages", "default")):
+        if getattr(data, key) != standard and not (records and data.template == read_by):
+            problem = f"is read only by json_file and hf_datasets with template: {read_by}"
+            faults.append(Fault(f"{path}.{key}", problem, hint=f"remove the key, or template: {read_by}"))
     if data.prefetch_factor is not None and data.num_workers == 0:
         faults.append(Fault(f"{path}.prefetch_factor", "acts only with worker processes", hint="num_workers: 1"))
     return faults
@@ -142,6 +164,9 @@ def _accelerator_together(accelerator: Any, path: str) -> list[Fault]:
         value = getattr(accelerator, key)
         if value is not None and value < 1 and value != -1:
             faults.append(Fault(f"{path}.{key}", f"{value} is no degree", "-1 or a positive number"))
+    if accelerator.zero_stage in (2, 3) and accelerator.shard_degree == 1:
+        problem = f"{accelerator.zero_stage} shards the weights, and dp_shard: 1 leaves nothing to shard"
+        faults.append(Fault(f"{path}.zero_stage", problem, hint="zero_stage: 0, or more ranks in dp_shard"))
     if accelerator.zero_stage == 2 and accelerator.reshard_after_forward:
         hint = "reshard_after_forward: false for stage 2, true for stage 3"
         faults.append(Fault(f"{path}.zero_stage", "2 contradicts reshard_after_forward: true", hint=hint))
@@ -158,11 +183,21 @@ def _train_together(train: Any, path: str) -> list[Fault]:
     return []
 
 
+def _precision_together(section: Any, path: str) -> list[Fault]:
+    if section.output_dtype is not None and not section.enabled:
+        return [Fault(f"{path}.output_dtype", "acts only with enabled: true", hint="enabled: true")]
+    return []
+
+
 def _optimizer_together(optimizer: Any, path: str) -> list[Fault]:
     faults = []
+    constant = optimizer.lr_decay_style == "constant"
+    if constant and optimizer.lr_min != type(optimizer)().lr_min:
+        hint = "remove the key, or lr_decay_style: cosine"
+        faults.append(Fault(f"{path}.lr_min", "is never reached with lr_decay_style: constant", hint=hint))
     if optimizer.lr_warmup_ratio > 1:
         faults.append(Fault(f"{path}.lr_warmup_ratio", f"{optimizer.lr_warmup_ratio!r} is more than 1", "0 to 1"))
-    if optimizer.lr_decay_style != "constant" and optimizer.lr_min > optimizer.lr:
+    if not constant and optimizer.lr_min > optimizer.lr:
         faults.append(Fault(f"{path}.lr_min", f"{optimizer.lr_min!r} is above lr {optimizer.lr!r}"))
     if not all(0 <= beta < 1 for beta in optimizer.betas):
         faults.append(Fault(f"{path}.betas", f"{optimizer.betas} are not between 0 and 1"))
@@ -185,9 +220,11 @@ def _debug_together(section: Any, path: str) -> list[Fault]:
 
 
 _TOGETHER: dict[str, Callable[[Any, str], list[Fault]]] = {
+    "ModelConfig": _model_together,
     "DataConfig": _data_together,
     "AcceleratorConfig": _accelerator_together,
     "TrainConfig": _train_together,
+    "MixedPrecisionConfig": _precision_together,
     "OptimizerConfig": _optimizer_together,
     "EvalConfig": _evaluation_together,
     "DebugConfig": _debug_together,

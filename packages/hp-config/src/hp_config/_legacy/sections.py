@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hp_config._legacy import refusals
+from hp_config._legacy import cross_checks, layout, refusals
 from hp_protocols.errors import Fault
 
 __all__ = [
@@ -256,3 +256,11 @@ class HyperTrainerConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+
+    def faults(self, path: str) -> list[Fault]:
+        """Keys of different sections that cannot be had together."""
+        return cross_checks.cross_faults(self)
+
+    def layout_faults(self, world_size: int) -> list[Fault]:
+        """What does not fit this number of processes."""
+        return layout.layout_faults(self, world_size)
