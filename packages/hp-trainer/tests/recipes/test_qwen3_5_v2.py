@@ -1,4 +1,4 @@
-"""Recipes of the published sizes: found, laid out on pretended worlds, changed by options, honest about what they need."""
+"""Recipes of the published sizes: found, laid out on pretended worlds, changed by options, clear about their needs."""
 
 from __future__ import annotations
 

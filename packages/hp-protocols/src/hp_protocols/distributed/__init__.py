@@ -11,6 +11,7 @@ from .clip_grad import clip_grad_norm_
 from .compile import apply_compile
 from .context_parallel import apply_cp
 from .data_parallel import apply_data_parallel, data_parallel_mode
+from .finish import finish_parallelize
 from .fqn import canonical_fqn, canonical_named_parameters, canonical_state_dict
 from .fsdp import apply_fsdp
 from .parallel_dims import ParallelDims
@@ -34,6 +35,7 @@ __all__ = [
     "canonical_state_dict",
     "clip_grad_norm_",
     "data_parallel_mode",
+    "finish_parallelize",
     "plan_rank",
     "state_bytes",
 ]
