@@ -243,8 +243,8 @@ class LegacyRows(RowLoader):
         preset_path: str | None = None
         """A file of prepared tensors; without it rows are random tokens."""
 
-        random_rows: int = 0
-        """How many random rows there are."""
+        random_rows: int | None = None
+        """How many random rows there are; by default they have no end."""
 
         vocab_size: int
         """Tokens are below this."""
@@ -273,20 +273,27 @@ class LegacyRows(RowLoader):
         seed: int = 0,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        rows: PresetRows | CountedRandomRows
-        if config.preset_path is None:
-            rows = CountedRandomRows(config.random_rows, seq_len, config.vocab_size, seed)
-        else:
+        rows: PresetRows | CountedRandomRows | RandomRows
+        if config.preset_path is not None:
             rows = PresetRows(config.preset_path, seq_len, config.vocab_size)
             if config.collate is not None:
                 rows.labels_NS = config.collate(rows.labels_NS)
-        count = len(rows) if config.train_size is None else min(len(rows), config.train_size)
-        self._text = f"{config.preset_path or 'random tokens'}: {count} rows of {seq_len}"
+        elif config.random_rows is not None:
+            rows = CountedRandomRows(config.random_rows, seq_len, config.vocab_size, seed)
+        else:
+            rows = RandomRows(seq_len, config.vocab_size, seed)
+        endless = isinstance(rows, RandomRows)
+        count = None if isinstance(rows, RandomRows) else min(len(rows), config.train_size or len(rows))
+        # Random rows without end are in random order already.
+        shuffle, epochs = config.shuffle and not endless, None if endless else config.epochs
+        digest = f"{config.vocab_size} {seed}" if isinstance(rows, RandomRows) else rows.digest
+        how_many = "rows" if count is None else f"{count} rows"
+        self._text = f"{config.preset_path or f'random tokens below {config.vocab_size}'}: {how_many} of {seq_len}"
         super().__init__(
             rows,
-            RowOrder(rows=count, shuffle=config.shuffle, seed=seed, epochs=config.epochs),
+            RowOrder(rows=count, shuffle=shuffle, seed=seed, epochs=epochs),
             RankSlice(local_batch_size, dp_rank, dp_world_size),
-            identity={"rows": rows.digest, "count": count, "seq_len": seq_len, "shuffle": config.shuffle, "seed": seed},
+            identity={"rows": digest, "count": count, "seq_len": seq_len, "shuffle": shuffle, "seed": seed},
             prefetch=config.prefetch(seed, dp_rank),
         )
 

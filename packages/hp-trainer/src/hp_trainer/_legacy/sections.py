@@ -102,7 +102,7 @@ def _parallelism(accelerator: Any) -> ParallelismConfig:
     return ParallelismConfig(
         data_parallel_replicate_degree=accelerator.dp_replicate,
         data_parallel_shard_degree=accelerator.shard_degree,
-        fsdp_reshard_after_forward=reshard[accelerator.zero_stage],  # type: ignore[arg-type]
+        fsdp_reshard_after_forward=reshard.get(accelerator.zero_stage, "default"),  # type: ignore[arg-type]
         tensor_parallel_degree=accelerator.tp,
         context_parallel_degree=accelerator.cp,
         # The bare model leaves activations whole between its matrices.

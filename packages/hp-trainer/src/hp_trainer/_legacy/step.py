@@ -11,17 +11,19 @@ from dataclasses import dataclass
 
 import torch
 
-from hp_trainer.training_step import Batch, TrainingStep
+from hp_trainer.training_step import Batch, Fetched, StepResult, TrainingStep
 
 __all__ = ["LegacyStep", "LocalLoss"]
 
 
 @dataclass(slots=True)
 class LocalLoss:
-    """The loss of this rank's own tokens in the step at hand, for `report_global_loss: false`."""
+    """The loss of this rank's own tokens in the step at hand, for `report_global_loss: false`; and how many
+    micro-batches the step has, which at the end of the data may be fewer than in others."""
 
     total: torch.Tensor | float = 0.0
     parts: int = 0
+    expected: int = 1
 
     def take(self) -> float:
         """The mean over the micro-batches of the step; a new step begins."""
@@ -40,10 +42,14 @@ class LegacyStep(TrainingStep):
     after_substep: Callable[[], None]
     before_update: Callable[[], None]
 
+    def run(self, fetched: Fetched, valid_tokens: int) -> StepResult:
+        self.local_loss.expected = len(fetched.micro_batches)
+        return TrainingStep.run(self, fetched, valid_tokens)
+
     def backward(self, batch: Batch, divisor: torch.Tensor) -> torch.Tensor:
         seen = self.loss_fn.count_tokens(batch["labels"])
         if self.rank_average:
-            divisor = self._of_whole_rows(seen).clamp(min=1) * (self.micro_batches * self.environment.dp_degree)
+            divisor = self._of_whole_rows(seen).clamp(min=1) * (self.local_loss.expected * self.environment.dp_degree)
         share = TrainingStep.backward(self, batch, divisor)
         # Kept as a tensor: a number would make the host wait for the device.
         self.local_loss.total = self.local_loss.total + share * (divisor / seen.clamp(min=1))

@@ -9,6 +9,8 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from hp_trainer._legacy.callbacks.base import Callback
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from hp_trainer._legacy.llm_trainer import LLMTrainer
     from hp_trainer.training_step import StepResult
 
-__all__ = ["LoggingCallback"]
+__all__ = ["LoggingCallback", "matrix_flops"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +27,7 @@ class LoggingCallback(Callback):
     """`train.logging`: `log_steps`, `report_global_loss`, `report_throughput`, `model_flops_per_token`, `peak_tflops`.
 
     metrics.jsonl has the mean over all ranks. The line has it with `report_global_loss`; else that of rank 0's tokens.
+    Without `model_flops_per_token` the products with the model's matrices are counted.
     """
 
     def __init__(self, trainer: LLMTrainer) -> None:
@@ -36,7 +39,7 @@ class LoggingCallback(Callback):
             total_steps=trainer.total_steps,
             rank=trainer.environment.rank,
             world_size=trainer.environment.world_size,
-            flops_per_token=self.section.model_flops_per_token,
+            flops_per_token=self.section.model_flops_per_token or matrix_flops(trainer.model),
             compute_dtype=trainer.sections.training.mixed_precision_param,
             title=trainer.args.model.name,
             stream=self._nowhere,
@@ -91,3 +94,15 @@ class LoggingCallback(Callback):
     def close(self, trainer: LLMTrainer) -> None:
         self.metrics.close()
         self._nowhere.close()
+
+
+def matrix_flops(model: nn.Module) -> int:
+    """Floating-point operations per trained token: 6 for each element of a matrix (2 forward, 4 backward).
+
+    A table of embeddings is looked up and not multiplied, unless it is the output matrix too. What attention itself
+    multiplies depends on the length of the text and is left out, so that the share of the peak is a lower bound.
+    """
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    products = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    matrices = (value for value in model.parameters() if value.dim() > 1 and id(value) not in tables - products)
+    return 6 * sum(value.numel() for value in matrices)
