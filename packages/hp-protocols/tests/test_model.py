@@ -126,3 +126,18 @@ def test_a_converter_changes_the_tree_before_the_model_is_built() -> None:
     model = config.build()
     assert type(model.layers[0]) is Wide
     assert model.layers[0].weight.shape == (12,)
+
+
+def test_parallelism_that_a_model_does_not_know_is_refused_by_name_unless_it_only_shares_data() -> None:
+    names = ("data_parallel_replicate", "data_parallel_shard", "tensor_parallel", "context_parallel")
+    names += ("pipeline_parallel", "expert_parallel")
+
+    def refused(**degrees: int) -> list[str]:
+        given = {f"{name}_degree": 1 for name in names} | {f"{name}_degree": value for name, value in degrees.items()}
+        run: Any = SimpleNamespace(parallelism=SimpleNamespace(**given))
+        return [str(fault) for fault in Model.Config(layer=Layer.Config()).run_faults(trainer_config=run)]
+
+    assert refused(data_parallel_shard=-1, data_parallel_replicate=2) == []
+    first, second = refused(tensor_parallel=2, context_parallel=4)
+    assert first.startswith("parallelism.tensor_parallel_degree: 2: Model has no tensor parallelism; allowed: 1")
+    assert second.startswith("parallelism.context_parallel_degree: 4: Model has no context parallelism")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,17 @@ def test_mistakes_are_told_with_what_would_be_right(
         error = capsys.readouterr().err
         assert said in error
         assert "Traceback" not in error
+
+
+def test_a_run_in_mixed_precision_writes_too(run: Path, tmp_path: Path) -> None:
+    mixed = tmp_path / "mixed"
+    shutil.copytree(run, mixed)
+    text = (mixed / "resolved.yaml").read_text()
+    assert "mixed_precision_param: float32" in text
+    (mixed / "resolved.yaml").write_text(
+        text.replace("mixed_precision_param: float32", "mixed_precision_param: bfloat16")
+    )
+    trained = load_trained_model(mixed)
+    logits = trained.module(torch.zeros(1, 4, dtype=torch.int64, device=trained.device))
+    assert logits.dtype == torch.bfloat16, "as it was trained"
+    assert len(ids(trained, count=3)) == 3

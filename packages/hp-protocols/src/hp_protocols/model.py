@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .configurable import Configurable
+from .errors import Fault
 from .module import Module
 
 if TYPE_CHECKING:
-    from .errors import Fault
     from .platform import Module as PlatformModule
     from .trainer_sections import TrainerConfig
 
@@ -38,9 +38,21 @@ class BaseModel(Module):
         def run_faults(self, *, trainer_config: TrainerConfig) -> list[Fault]:
             """What of a run this model cannot do (heads that ranks cannot share, rows that are too long), all at once.
 
-            Asked when a command line is read, before anything starts. The config is as the recipe left it.
+            Asked when a command line is read, and before the model is built; the config is as the recipe left it.
+            By default every kind of parallelism but data parallelism, which needs nothing of a model: ranks would
+            repeat each other's work. A model that knows another kind overrides this.
             """
-            return []
+            degrees = trainer_config.parallelism
+            return [
+                Fault(
+                    f"parallelism.{kind}_parallel_degree",
+                    f"{degree}: {type(self).__qualname__.removesuffix('.Config')} has no {kind} parallelism",
+                    allowed="1",
+                    hint="parallelism.data_parallel_shard_degree shares the weights of any model",
+                )
+                for kind in ("tensor", "context", "pipeline", "expert")
+                if (degree := getattr(degrees, f"{kind}_parallel_degree")) > 1
+            ]
 
         def get_nparams_and_flops(self, model: Module, seq_len: int) -> tuple[int, int]:
             """The number of parameters, and the floating-point operations per token of forward and backward."""

@@ -1,11 +1,13 @@
 """From a model's config to a sharded, initialised module: meta device, parallelise, allocate, initialise.
 
 In: the trainer's config, the environment, a seed. Out: a `BuiltModel`. Parameters are the same for every layout.
+Under `compile.mode = graph` it is still on the meta device, since the graph shards it first.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,12 +25,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
     """The module to train, the number of its parameters, its floating-point operations per token (forward and
-    backward), and the config that it was built from."""
+    backward), the config that it was built from, and what fills its parameters and buffers once they have memory."""
 
     module: torch.nn.Module
     parameters: int
     flops_per_token: int
     config: BaseModel.Config
+    initialise: Callable[[], None]
 
 
 def check_vocabulary(config: HyperTrainer.Config, tokenizer_vocab_size: int) -> None:
@@ -62,6 +65,8 @@ def build_model(config: HyperTrainer.Config, environment: Environment, seed: int
         raise ConfigError(
             Fault("model_spec", f"{spec.name} has no model config (ModelSpec v1); HyperTrainer builds v2 models only")
         )
+    if faults := spec.model.run_faults(trainer_config=config):
+        raise ConfigError(faults)
     # A copy, since the run's length and shardings are filled in: the recorded config stays the one that was given.
     model_config = copy.deepcopy(spec.model)
     model_config.update_from_config(trainer_config=config)
@@ -75,13 +80,18 @@ def build_model(config: HyperTrainer.Config, environment: Environment, seed: int
     elif environment.world_size > 1:
         problem = f"{spec.name} has no parallelize_fn, so it can train in one process only"
         raise ConfigError(Fault("model_spec", problem, hint="leave --nproc away, or give its ModelSpec one"))
-    # Offloaded shards live in host memory; FSDP moves them to the device when it gathers.
-    home = torch.device("cpu") if config.training.enable_cpu_offload else environment.device
-    module.to_empty(device=home)
-    with torch.no_grad():
-        model.init_states(buffer_device=environment.device, seed=seed)
+
+    def initialise() -> None:
+        with torch.no_grad():
+            model.init_states(buffer_device=environment.device, seed=seed)
+
     module.train()
-    return BuiltModel(module, parameters, flops, model_config)
+    if config.compile.mode != "graph":
+        # Offloaded shards live in host memory; FSDP moves them to the device when it gathers.
+        home = torch.device("cpu") if config.training.enable_cpu_offload else environment.device
+        module.to_empty(device=home)
+        initialise()
+    return BuiltModel(module, parameters, flops, model_config, initialise)
 
 
 def build_state_dict_adapter(config: HyperTrainer.Config, model: BuiltModel) -> BaseStateDictAdapter | None:

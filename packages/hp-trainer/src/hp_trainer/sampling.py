@@ -124,7 +124,8 @@ def generate(
     ids = list(prompt)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(max_new_tokens):
-        with torch.inference_mode():
+        # Not inference mode: FSDP, which also casts to the dtype of mixed precision, counts versions of tensors.
+        with torch.no_grad():
             logits_V = model(torch.tensor([ids[-context:]], device=device))[0, -1, :vocab_size].float().cpu()
         chosen = _choose(logits_V, temperature, top_k, generator)
         if chosen == stop:
