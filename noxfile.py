@@ -66,8 +66,9 @@ def integration(session: nox.Session) -> None:
 
 @nox.session
 def align8(session: nox.Session) -> None:
-    """The alignment matrix on 8 processes: legacy, eager, graph, bit for bit (today it lists the cells as missing)."""
-    session.run("python", "tools/align8.py", *session.posargs)
+    """The alignment matrix on 8 processes: legacy, eager, graph, bit for bit; options go after --."""
+    install_everything(session)
+    session.run("python", "-m", "align8", *session.posargs, env={**CLEAN, "PYTHONPATH": str(ROOT / "tools")})
 
 
 # ---- what keeps the repository sound -------------------------------------------------------------------------
