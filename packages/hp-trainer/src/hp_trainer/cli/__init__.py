@@ -17,6 +17,7 @@ from hp_trainer.process_end import end_process
 # name → (module with `main(arguments) -> int`, what it does)
 COMMANDS = {
     "train": ("hp_trainer.cli.train", "train the model of a recipe; resumes a run folder that has checkpoints"),
+    "plan": ("hp_trainer.cli.plan", "layout, parameters, FLOPs and memory per rank of a run, before there is one"),
     "sample": ("hp_trainer.cli.sample", "let a trained model continue a prompt"),
     "plot": ("hp_trainer.cli.plot", "the loss curves of runs, as a picture and in the terminal"),
     "export": ("hp_trainer.cli.export", "the weights of a run as a folder that transformers loads"),

@@ -1,0 +1,100 @@
+"""`hp plan`: what a run would take, for any number of processes, on a machine that has none of them.
+
+In: recipe and options as `hp train` takes them, a number of processes. Out: text or JSON; an exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hp_config import ConfigManager, HyperTrainerConfig
+from hp_protocols.errors import ConfigError, Fault, MissingExtraError
+from hp_trainer.cli import messages
+
+if TYPE_CHECKING:
+    from hp_trainer.plan import DeviceMemory
+
+USAGE = """\
+usage: hp plan --module MODULE --config RECIPE --world-size N [--option value …] [options]
+       hp plan RUN/resolved.yaml --world-size N [--option value …] [options]
+
+Layout, parameters, FLOPs and memory per rank of a run, without running it: one rank's step is gone through with
+tensors that have sizes but no content. Takes every option of `hp train`.
+
+  --world-size N          processes in all (default 1)
+  --device-memory SIZE    does it fit, such as 64GiB; if not, what to change
+  --device NAME           the same for a known device, such as H100-80GB
+  --json FILE             write the plan as JSON; - writes it instead of the text
+
+exit codes: 0 fine (also where it does not fit), 2 a mistake in the command or configuration"""
+
+
+def main(arguments: list[str]) -> int:
+    """Run `hp plan <arguments>`."""
+    if not arguments or arguments in (["-h"], ["--help"]):
+        print(USAGE)
+        return 0 if arguments else 2
+    try:
+        own, rest = _split(arguments)
+        device = _device(own)
+        config = ConfigManager().parse_args(rest, world_size=own.world_size)
+        if isinstance(config, HyperTrainerConfig):
+            problem = "is a YAML of the older trainer, which is not planned for"
+            raise ConfigError(Fault(rest[0], problem, hint=f"hp migrate {rest[0]} -o new.yaml"))
+        # Nothing runs: what parts of the run say of themselves is no news here.
+        logging.disable(logging.WARNING)
+        from hp_trainer.plan import advise, plan_run, render, to_plain
+
+        plan = plan_run(config, own.world_size)
+        short = device is not None and plan.memory.total > device.usable
+        remedies = advise(config, own.world_size, plan, device.usable) if short and device is not None else []
+    except ConfigError as error:
+        messages.print_mistakes("hp plan", error)
+        return 2
+    except MissingExtraError as error:
+        print(f"hp plan: {error}")
+        return 2
+    finally:
+        logging.disable(logging.NOTSET)
+    if own.json is not None:
+        text = json.dumps(to_plain(plan, device, remedies), indent=2)
+        if own.json == "-":
+            print(text)
+            return 0
+        Path(own.json).write_text(text + "\n")
+    print(render(plan, device, remedies))
+    return 0
+
+
+def _split(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The options of this command, and those of the recipe."""
+    parser = _Parser(prog="hp plan", add_help=False, allow_abbrev=False)
+    for flag in ("world-size", "device-memory", "device", "json"):
+        names = dict.fromkeys((f"--{flag}", f"--{flag.replace('-', '_')}"))
+        parser.add_argument(*names, dest=flag.replace("-", "_"), default=None)
+    own, rest = parser.parse_known_args(arguments)
+    given = "1" if own.world_size is None else own.world_size
+    if not given.isdigit() or int(given) < 1:
+        raise ConfigError(Fault("--world-size", f"{given!r} is no number of processes", allowed="at least 1"))
+    own.world_size = int(given)
+    return own, rest
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        where, _, problem = message.removeprefix("argument ").partition(": ")
+        raise ConfigError(Fault(where.split("/")[0], problem or message, hint="hp plan --help"))
+
+
+def _device(own: argparse.Namespace) -> DeviceMemory | None:
+    if own.device is None and own.device_memory is None:
+        return None
+    if own.device is not None and own.device_memory is not None:
+        raise ConfigError(Fault("--device, --device-memory", "both are given", hint="choose one of them"))
+    from hp_trainer.plan import device_memory, parse_memory
+
+    return device_memory(own.device) if own.device is not None else parse_memory(own.device_memory)
