@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hp_models._legacy.plans import read_tp_plan
+from hp_models._legacy.tensor_parallel import apply_tensor_parallel, sharing_faults
 from hp_protocols.distributed import ParallelDims, apply_ac, apply_data_parallel
 from hp_protocols.errors import ConfigError, Fault
 from hp_protocols.platform import get_platform
@@ -28,7 +30,10 @@ def parallelize_bare_model(model: Qwen3_5, *, parallel_dims: ParallelDims, train
     Raises:
         ConfigError: a kind of parallelism that this model does not have (yet).
     """
-    _refuse_unavailable(parallel_dims)
+    plan = read_tp_plan(model)
+    _refuse(parallel_dims, sharing_faults(model, plan, parallel_dims.tp))
+    if parallel_dims.tp_enabled:
+        apply_tensor_parallel(model, plan, parallel_dims.get_mesh("tp"))
     # Any: a section holds names as plain strings, which the functions below check.
     recompute: Any = trainer_config.activation_checkpoint
     blocks = apply_ac(
@@ -60,14 +65,14 @@ def _units(model: Qwen3_5, blocks: Sequence[Module]) -> list[Module | list[Modul
     return [model.embed_tokens, *blocks, [model.norm, model.lm_head]]
 
 
-def _refuse_unavailable(parallel_dims: ParallelDims) -> None:
-    asked = {"tp": parallel_dims.tp_enabled, "cp": parallel_dims.cp_enabled, "pp": parallel_dims.pp_enabled}
-    faults = [
+def _refuse(parallel_dims: ParallelDims, faults: list[Fault]) -> None:
+    asked = {"cp": parallel_dims.cp_enabled, "pp": parallel_dims.pp_enabled, "ep": parallel_dims.ep_enabled}
+    faults = faults + [
         Fault(
             f"train.accelerator.{name}",
-            f"{getattr(parallel_dims, name)}: the bare model of the older trainer cannot be split so yet",
+            f"{getattr(parallel_dims, name)}: the bare model of the older trainer cannot be split so",
             allowed="1",
-            hint="dp_shard and dp_replicate work; for the rest use HyperTrainer: hp migrate",
+            hint="dp_shard, dp_replicate, tp and cp work",
         )
         for name, enabled in asked.items()
         if enabled
