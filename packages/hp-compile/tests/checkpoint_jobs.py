@@ -11,6 +11,7 @@ import graph_zoo as zoo
 import torch
 from graph_jobs import raises, small, whole
 from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hp_compile import GraphTrainer, PassConfig
 
@@ -156,3 +157,52 @@ def on_meta(rank: int, world: int) -> None:
     nn.init.ones_(real.weight)
     expected = zoo.square_loss(real, torch.ones(2, 4), None)
     assert torch.equal(lacking.train_step(torch.ones(2, 4), None), expected)
+
+
+def filled_by_function(rank: int, world: int) -> None:
+    """`init_fn` sees whole shapes, and only this rank's part has memory; the values are those of an eager model."""
+    seen: dict[str, tuple[int, int]] = {}
+
+    def init_fn(model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            value = torch.arange(parameter.numel()).view(parameter.shape) / parameter.numel()
+            if isinstance(parameter, DTensor):
+                part = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+                parameter.to_local().copy_(part.to_local())
+                seen[name] = parameter.numel(), parameter.to_local().numel()
+            else:
+                parameter.copy_(value)
+                seen[name] = parameter.numel(), parameter.numel()
+
+    def layers() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 4))
+
+    with torch.device("meta"):
+        model = layers()
+        model[1].weight.requires_grad_(False)
+    trainer = GraphTrainer(model, zoo.square_loss, PassConfig(), device="cpu", init_fn=init_fn)
+    eager = layers()
+    with torch.no_grad():
+        init_fn(eager)
+    seen.clear()
+    loss = trainer.train_step(torch.ones(2, 5), None)
+    assert torch.equal(loss, zoo.square_loss(eager, torch.ones(2, 5), None))
+    assert seen["0.weight"] == (40, 40 // world)
+    assert not model[1].weight.requires_grad
+    assert all(torch.equal(whole(value), eager.state_dict()[name]) for name, value in model.state_dict().items())
+
+    def replacing(model: nn.Module) -> None:
+        model[0].weight = nn.Parameter(torch.ones(8, 5))
+
+    for wrong, words in (
+        (replacing, ("init_fn replaced 0.weight", "in place")),
+        (lambda model: nn.init.ones_(model[0].bias), ("nothing has filled them", "0.weight")),
+    ):
+        with torch.device("meta"):
+            model = layers()
+        with raises(RuntimeError, *words):
+            GraphTrainer(model, zoo.square_loss, PassConfig(), device="cpu", init_fn=wrong).train_step(
+                torch.ones(2, 5), None
+            )
+    with raises(ValueError, "has its values already"):
+        GraphTrainer(layers(), zoo.square_loss, PassConfig(), device="cpu", init_fn=init_fn)

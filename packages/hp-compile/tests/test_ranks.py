@@ -48,6 +48,11 @@ def test_a_model_on_meta_is_sharded_then_drawn_or_loaded():
     run_world(checkpoints.on_meta, 2)
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_model_on_meta_may_be_filled_by_a_function_of_the_user(world):
+    run_world(checkpoints.filled_by_function, world)
+
+
 def test_plain_tensor_parallel_parts_are_clipped_and_saved_only_with_declared_placements():
     run_world(meshes.plain_shards, 4)
 

@@ -42,7 +42,7 @@ from hp_compile.training.agreement import HIT, MISS, Agreement, schedule_hash
 from hp_compile.training.device import resolve_device
 from hp_compile.training.graph_cache import CompiledStep, GraphCache
 from hp_compile.training.loop import check_counts, run_loop, shared_batches
-from hp_compile.training.meta_init import Unready, common_seed, materialize
+from hp_compile.training.meta_init import InitFn, Unready, check_init_fn, common_seed, fill_meta
 from hp_compile.training.optimizer import OptimizerConfig, OptimizerFactory, build_optimizer, clip_gradients
 from hp_compile.training.shard_guard import ShardGuard
 from hp_compile.training.start import start_of
@@ -64,6 +64,8 @@ class GraphTrainer:
         optimizer_factory: `factory(params) -> Optimizer` in place of Adam.
         max_graphs: how many signatures are kept compiled.
         sync_module_states: take the first rank's weights instead of comparing them.
+        init_fn: `init_fn(model)` fills a model from meta in place, in place of `reset_parameters`; sharded parameters
+            are DTensors there, as under FSDP2. It must not communicate.
     """
 
     def __init__(
@@ -79,10 +81,11 @@ class GraphTrainer:
         optimizer_factory: OptimizerFactory | None = None,
         max_graphs: int = 8,
         sync_module_states: bool = False,
+        init_fn: InitFn | None = None,
     ) -> None:
         self.model, self.train_fn = model, train_fn
         self._plan, self._mesh_context, self._sync = pass_plan, mesh_context, sync_module_states
-        self._optimizer_factory = optimizer_factory
+        self._optimizer_factory, self._init_fn = optimizer_factory, init_fn
         self._pre_hook: Callable[[], None] | None = None
         self._hook_called = False
         self._mesh_known = self._cut = self._partitioned = False
@@ -110,6 +113,7 @@ class GraphTrainer:
             raise TypeError(
                 f"train_fn is a {type(self.train_fn).__name__}; it must be train_fn(model, input, label) -> loss"
             )
+        check_init_fn(self._init_fn, self.model)
         self._config = copy.copy(pass_config)
         self.pipeline = PassPipeline.from_config(self._config, self._plan)
         self._optimizer_config = OptimizerConfig.read(optimizer_config, self._optimizer_factory)
@@ -375,7 +379,7 @@ class GraphTrainer:
         if on_meta:
             seed = common_seed(self._mesh, self.device)
             self._unready = self._agreement.agree(
-                "initialising parameters", lambda: materialize(self.model, self.device, seed)
+                "initialising parameters", lambda: fill_meta(self.model, self.device, seed, self._init_fn)
             )
         self._guard = ShardGuard(self.model, self._mesh)
         params = list(self.model.parameters())

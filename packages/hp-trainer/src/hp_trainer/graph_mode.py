@@ -1,7 +1,8 @@
 """`compile.mode = graph`: the same training step, run by hp-compile as one graph (M52).
 
-In: a model that is laid out but not sharded over data-parallel ranks, and the trainer's sections. Out: a `GraphMode`
-with the optimizers on the shards, a `TrainingStep`, and optimizer state that eager runs load, and the other way round.
+In: a model on the meta device, laid out but not sharded over data-parallel ranks, and the trainer's sections. Out: a
+`GraphMode` with the optimizers on the shards, a `TrainingStep`, and optimizer state that eager runs load, and the
+other way round.
 """
 
 from __future__ import annotations
@@ -73,8 +74,9 @@ def start_graph_mode(
         device=environment.device,
         mesh_context=_mesh_context(environment),
         optimizer_factory=make_optimizer,
+        init_fn=lambda _: model.initialise(),
     )
-    _ = trainer.optimizer  # shards the parameters
+    _ = trainer.optimizer  # shards the parameters, and fills them
     return GraphMode(trainer, made[0])
 
 

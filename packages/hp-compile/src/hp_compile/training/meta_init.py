@@ -1,11 +1,13 @@
-"""Models that come on the meta device: sharded first, then filled module by module.
+"""Models that come on the meta device: sharded first, then filled.
 
-In: a partitioned model with meta tensors. Out: real local shards, drawn by each module's `reset_parameters`.
+In: a partitioned model with meta tensors. Out: real local shards, drawn module by module by `reset_parameters`, or all
+at once by the user's own function.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +16,10 @@ from torch import nn
 
 from hp_compile import _torch_compat as compat
 from hp_compile.mesh import DataParallelMesh
-from hp_compile.tracer.state import StateSlot, scan_state, set_shard_info, shard_info
-from hp_compile.training.shard_guard import own_part
+from hp_compile.tracer.state import StateSlot, current_tensor, scan_state, set_shard_info, shard_info, swapped_state
+from hp_compile.training.shard_guard import distributed_view, own_part
+
+InitFn = Callable[[nn.Module], object]
 
 
 @dataclass(frozen=True)
@@ -71,15 +75,66 @@ def materialize(model: nn.Module, device: torch.device, seed: int) -> Unready:
     return Unready(unready)
 
 
+def check_init_fn(init_fn: InitFn | None, model: nn.Module) -> None:
+    """
+    Raises:
+        TypeError, ValueError: it cannot be called, or the model has nothing for it to fill.
+    """
+    if init_fn is None:
+        return
+    if not callable(init_fn):
+        raise TypeError(f"init_fn is a {type(init_fn).__name__}; it must be init_fn(model), filling it in place")
+    if not any(slot.tensor.is_meta for slot in scan_state(model)):
+        raise ValueError("init_fn fills a model that comes on the meta device; this one has its values already")
+
+
+def fill_meta(model: nn.Module, device: torch.device, seed: int, init_fn: InitFn | None) -> Unready:
+    """Give every tensor on meta memory and values: by `init_fn` or, without one, by `reset_parameters`."""
+    return materialize(model, device, seed) if init_fn is None else fill(model, device, init_fn)
+
+
+@torch.no_grad()
+def fill(model: nn.Module, device: torch.device, init_fn: InitFn) -> Unready:
+    """Let `init_fn(model)` write the values. A sharded parameter is there the DTensor that this rank holds a part of,
+    over the memory of the shard, so nothing is ever whole.
+
+    Raises:
+        RuntimeError: it put other parameters in place of writing into these.
+    """
+    made = {}
+    for slot in scan_state(model):
+        if slot.tensor.is_meta:
+            real = _install(slot, _blank(torch.empty_like(slot.tensor, device=device)))
+            made[slot.fqn] = (real, compat.writes_to(real))
+    params = [slot for slot in scan_state(model) if slot.is_param]
+    views = [nn.Parameter(distributed_view(slot.tensor), slot.tensor.requires_grad) for slot in params]
+    with swapped_state(params, views):
+        init_fn(model)
+        replaced = [slot.fqn for slot, view in zip(params, views, strict=True) if current_tensor(slot) is not view]
+    if replaced:
+        raise RuntimeError(
+            f"init_fn replaced {', '.join(replaced[:5])}: the shards are in memory already; write into the parameters "
+            "in place, as torch.nn.init does"
+        )
+    held = {id(slot.tensor) for slot in scan_state(model)}
+    return Unready({name: found for name, found in made.items() if id(found[0]) in held and not _written(*found)})
+
+
 def _own(module: nn.Module) -> list[torch.Tensor]:
     return [tensor for part in compat.tensor_slots(module) for tensor in part.values() if tensor is not None]
 
 
 def _real(slot: StateSlot, device: torch.device) -> torch.Tensor:
-    """A whole tensor in place of a meta one, under every name of it; torch cannot move a tensor off meta in place."""
+    """A whole tensor in place of a meta one."""
     info = shard_info(slot.tensor)
-    shape = slot.tensor.shape if info is None else info.global_shape
-    real = _blank(torch.empty(shape, dtype=slot.tensor.dtype, device=device))
+    if info is None:
+        return _install(slot, _blank(torch.empty_like(slot.tensor, device=device)))
+    return _install(slot, _blank(torch.empty(info.global_shape, dtype=slot.tensor.dtype, device=device)))
+
+
+def _install(slot: StateSlot, real: torch.Tensor) -> torch.Tensor:
+    """Put a tensor in place of a meta one, under every name of it; torch cannot move a tensor off meta in place."""
+    info = shard_info(slot.tensor)
     if slot.is_param:
         real = nn.Parameter(real, requires_grad=slot.tensor.requires_grad)
     if info is not None:
