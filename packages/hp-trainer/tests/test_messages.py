@@ -8,15 +8,32 @@ from types import SimpleNamespace
 
 import pytest
 
-from hp_components import CheckpointManager, MetricsProcessor, Profiler
+from hp_components import (
+    CheckpointManager,
+    CorpusTokenizer,
+    DummyDataLoader,
+    HuggingFaceTokenizer,
+    MetricsProcessor,
+    Profiler,
+    TextDataLoader,
+)
 from hp_trainer import Launch, TrainResult
 from hp_trainer.cli.messages import STARTED_BY, closing
 
 
-def told(reason: str = "finished", *, nproc: int = 1, saved: bool = True, **checkpoint: object) -> str:
+def told(
+    reason: str = "finished",
+    *,
+    nproc: int = 1,
+    saved: bool = True,
+    dataloader: object = None,
+    tokenizer: object = None,
+    **checkpoint: object,
+) -> str:
     config = SimpleNamespace(
         recipe="qwen3_5_v2.debug",
-        dataloader=SimpleNamespace(dataset_path=None),
+        tokenizer=tokenizer or CorpusTokenizer.Config(),
+        dataloader=dataloader or TextDataLoader.Config(),
         checkpoint=CheckpointManager.Config(**checkpoint),
         metrics=MetricsProcessor.Config(),
         profiler=Profiler.Config(),
@@ -32,6 +49,25 @@ def test_a_finished_run_tells_where_everything_is_and_what_to_try() -> None:
     assert "hp train --module qwen3_5_v2 --config debug --nproc 2" in said
     assert "hp train runs/a/resolved.yaml --training.steps 16" in said
     assert "hp sample runs/a\n" in said
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"dataloader": TextDataLoader.Config(dataset_path="mine")},
+        {"tokenizer": HuggingFaceTokenizer.Config(tokenizer_path="tok")},
+    ],
+)
+def test_what_to_try_keeps_the_options_without_which_the_recipe_is_another_run(own: dict[str, object]) -> None:
+    said = told(**own)
+    assert "longer         hp train runs/a/resolved.yaml --dump_folder runs/a-2 --training.steps 32" in said
+    assert "2 processes    hp train runs/a/resolved.yaml --dump_folder runs/a-2 --nproc 2" in said
+    assert "--module" not in said
+
+
+def test_an_option_that_the_data_does_not_have_is_not_suggested() -> None:
+    assert "dataset_path my_folder" in told()
+    assert "dataset_path" not in told(dataloader=DummyDataLoader.Config())
 
 
 def test_an_interrupted_run_tells_how_to_resume_it() -> None:

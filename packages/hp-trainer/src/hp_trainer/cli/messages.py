@@ -73,7 +73,11 @@ def closing(trainer: HyperTrainer, result: TrainResult, launch: Launch) -> str:
     start = started_by or f"hp train --module {module} --config {recipe}"
     hp = os.path.relpath(Path(sys.executable).with_name("hp")) if started_by else "hp"
     resume = f"{hp} train {folder / 'resolved.yaml'}" + (f" --nproc {launch.nproc}" if launch.nproc > 1 else "")
-    own_text = getattr(trainer.config.dataloader, "dataset_path", None) is not None
+    data = trainer.config.dataloader
+    takes_text, own_text = hasattr(data, "dataset_path"), getattr(data, "dataset_path", None) is not None
+    if own_text or not trainer.config.tokenizer.trains_on_corpus:
+        # The recipe alone would not do: another run with the options of this one.
+        start = f"{hp} train {folder / 'resolved.yaml'} --dump_folder {folder}-2"
     if result.reason == "already_finished":
         return (
             f"{folder} is finished: {result.step} steps are done, nothing to train.\n"
@@ -106,7 +110,7 @@ def closing(trainer: HyperTrainer, result: TrainResult, launch: Launch) -> str:
             "Try next:",
             *([f"  what it writes {hp} sample {folder}"] if result.saved and not weights_in_hf else []),
             f"  longer         {start} --training.steps {result.step * 4}",
-            *([] if own_text else [f"  your own text  {start} --dataloader.dataset_path my_folder"]),
+            *([f"  your own text  {start} --dataloader.dataset_path my_folder"] if takes_text and not own_text else []),
             *([f"  2 processes    {start} --nproc 2"] if launch.nproc == 1 else []),
             *([] if weights_only else [f"  go on          {resume} --training.steps {result.step * 2}"]),
         ]
