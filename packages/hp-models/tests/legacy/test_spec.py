@@ -37,6 +37,25 @@ def test_the_bare_model_is_found_by_name() -> None:
         get_spec("qwen3_5").build_model_fn(hiden_size=3)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"hidden_size": "big"}, r"model\.config_overrides\.hidden_size: expected int, got 'big'"),
+        ({"hidden_size": 32.0}, "expected int"),
+        ({"num_attention_heads": True}, "expected int"),
+        ({"rms_norm_eps": "1e-5"}, "expected float"),
+        ({"tie_word_embeddings": 1}, "expected bool"),
+        ({"layer_types": ["linear", "full_attention"]}, "allowed: linear_attention or full_attention"),
+        ({"num_hidden_layers": 3}, "layer_types: has 2 layers, and num_hidden_layers is 3"),
+    ],
+)
+def test_dimensions_that_no_model_could_have_are_refused_by_name(sizes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        get_spec("qwen3_5").build_model_fn(**{**SIZES, **sizes})
+    # A whole number stands for one with a fraction.
+    assert get_spec("qwen3_5").build_model_fn(**SIZES, rope_theta=10_000).config.rope_theta == 10_000
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_published_names_and_back_are_the_same_bits_and_transformers_computes_the_same(
     tied: bool, tmp_path: Path

@@ -59,7 +59,8 @@ def build_qwen3_5(
         dimensions: fields of `Qwen3_5Config`; they win over the folder's.
 
     Raises:
-        ConfigError: a field that the model does not have, or a folder without a config.json.
+        ConfigError: a field that the model does not have, a value of another type, layers that contradict each other,
+            or a folder without a config.json.
     """
     from hp_models._legacy.qwen3_5 import Qwen3_5, Qwen3_5Config
 
@@ -77,13 +78,36 @@ def build_qwen3_5(
     if faults:
         raise ConfigError(faults)
     given = {} if weights_path is None else read_dimensions(weights_path)
+    chosen = {**given, **dimensions}
+    if faults := _value_faults(chosen, Qwen3_5Config()):
+        raise ConfigError(faults)
     # Any: the plans are the class's, and here they become this model's own.
-    model: Any = Qwen3_5(Qwen3_5Config(**{**given, **dimensions}))
+    model: Any = Qwen3_5(Qwen3_5Config(**chosen))
     if tp_plan:
         model._tp_plan = {**model._tp_plan, **tp_plan}
     if cp_modules is not None:
         model._cp_modules = tuple(cp_modules)
     return model
+
+
+def _value_faults(chosen: Mapping[str, Any], defaults: Qwen3_5Config) -> list[Fault]:
+    """Dimensions of another type than they have, and kinds of layers that are unknown or of another number."""
+    faults = []
+    for name, value in chosen.items():
+        kind = type(getattr(defaults, name))
+        # A whole number will do for one with a fraction; true and false are no numbers.
+        fits = isinstance(value, (int, float) if kind is float else kind) and isinstance(value, bool) == (kind is bool)
+        if name != "layer_types" and not fits:
+            faults.append(Fault(f"model.config_overrides.{name}", f"expected {kind.__name__}, got {value!r}"))
+    if (layers := chosen.get("layer_types")) is None:
+        return faults
+    where, kinds = "model.config_overrides.layer_types", ("linear_attention", "full_attention")
+    if not isinstance(layers, list | tuple) or any(layer not in kinds for layer in layers):
+        return [*faults, Fault(where, f"{layers!r} is no list of kinds of layers", " or ".join(kinds))]
+    number = chosen.get("num_hidden_layers", len(layers))
+    if number != len(layers):
+        faults.append(Fault(where, f"has {len(layers)} layers, and num_hidden_layers is {number}", hint="change both"))
+    return faults
 
 
 def read_dimensions(folder: str) -> dict[str, Any]:

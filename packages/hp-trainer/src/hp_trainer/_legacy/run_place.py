@@ -64,5 +64,7 @@ def _checkpoint_at(path: Path) -> Path:
             return max(found)[1]
     allowed = "a run's folder, its checkpoint folder, or one step-N in it"
     weights = (path / "config.json").is_file()
-    hint = "a folder of transformers belongs in model.weights_path: training starts from its weights" if weights else None
+    hint = (
+        "a folder of transformers belongs in model.weights_path: training starts from its weights" if weights else None
+    )
     raise ConfigError(Fault("train.checkpoint.load_path", f"there is no checkpoint at {path}", allowed, hint))
