@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hp_models._legacy.plans import read_tp_plan
+from hp_models._legacy.context_parallel import MIXING, apply_context_parallel
+from hp_models._legacy.plans import read_cp_modules, read_tp_plan
 from hp_models._legacy.tensor_parallel import apply_tensor_parallel, sharing_faults
 from hp_protocols.distributed import ParallelDims, apply_ac, apply_data_parallel
 from hp_protocols.errors import ConfigError, Fault
@@ -30,8 +31,10 @@ def parallelize_bare_model(model: Qwen3_5, *, parallel_dims: ParallelDims, train
     Raises:
         ConfigError: a kind of parallelism that this model does not have (yet).
     """
-    plan = read_tp_plan(model)
+    plan, mixing = read_tp_plan(model), read_cp_modules(model, MIXING)
     _refuse(parallel_dims, sharing_faults(model, plan, parallel_dims.tp))
+    if parallel_dims.cp_enabled:
+        apply_context_parallel(model, mixing, parallel_dims.get_mesh("cp"))
     if parallel_dims.tp_enabled:
         apply_tensor_parallel(model, plan, parallel_dims.get_mesh("tp"))
     # Any: a section holds names as plain strings, which the functions below check.
@@ -66,7 +69,7 @@ def _units(model: Qwen3_5, blocks: Sequence[Module]) -> list[Module | list[Modul
 
 
 def _refuse(parallel_dims: ParallelDims, faults: list[Fault]) -> None:
-    asked = {"cp": parallel_dims.cp_enabled, "pp": parallel_dims.pp_enabled, "ep": parallel_dims.ep_enabled}
+    asked = {"pp": parallel_dims.pp_enabled, "ep": parallel_dims.ep_enabled}
     faults = faults + [
         Fault(
             f"train.accelerator.{name}",

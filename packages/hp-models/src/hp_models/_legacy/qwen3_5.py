@@ -203,19 +203,25 @@ class DeltaCore(nn.Module):
 
     def convolve(self, x: Tensor, kernel: Tensor) -> Tensor:
         """silu of the causal depthwise convolution."""
-        return F.silu(ShortConvolution.apply(x, kernel))
+        return F.silu(ShortConvolution.apply(x, kernel, self.tokens_before(x, kernel.shape[-1] - 1)))
+
+    def tokens_before(self, x: Tensor, count: int) -> Tensor | None:
+        """What the convolution sees before the first token [B, count, C]; None: zeros."""
+        return None
 
     def scan(self, chunks: Chunks) -> Tensor:
+        """Out [B, S, heads, V], from a state of zeros."""
         return run_chunks(chunks, None)[0]
 
 
 class ShortConvolution(ops.autograd.Function):
-    """x [B, S, C], kernel [C, 1, taps] → [B, S, C]: Σ kernel[tap] · x[s - back], oldest tap first, in fp32 or wider."""
+    """x [B, S, C], kernel [C, 1, taps], before [B, taps - 1, C] or None for zeros → [B, S, C]:
+    Σ kernel[tap] · x[s - back], oldest tap first, in fp32 or wider."""
 
     @staticmethod
-    def forward(x: Tensor, kernel: Tensor) -> Tensor:
-        weights, behind = ShortConvolution.weights(x, kernel), kernel.shape[-1] - 1
-        early = F.pad(x.to(weights[0].dtype), (0, 0, behind, 0))
+    def forward(x: Tensor, kernel: Tensor, before: Tensor | None) -> Tensor:
+        weights = ShortConvolution.weights(x, kernel)
+        early = ShortConvolution.with_earlier(x, before, weights)
         total = early[:, : x.shape[1]] * weights[0]
         for tap, weight in enumerate(weights[1:], start=1):
             total = ops.addcmul(total, early[:, tap : tap + x.shape[1]], weight)
@@ -226,21 +232,33 @@ class ShortConvolution(ops.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        x, kernel = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, kernel, before = ctx.saved_tensors
         weights, behind, length = ShortConvolution.weights(x, kernel), kernel.shape[-1] - 1, x.shape[1]
         grad = grad.to(weights[0].dtype)
-        early, late = F.pad(x.to(grad.dtype), (0, 0, behind, 0)), F.pad(grad, (0, 0, 0, behind))
+        early = ShortConvolution.with_earlier(x, before, weights)
         to_kernel = [(grad * early[:, tap : tap + length]).sum((0, 1)) for tap in range(behind + 1)]
-        to_x = late[:, :length] * weights[behind]
+        # Tokens before the first one that are not zeros have a gradient, too.
+        earlier = 0 if before is None else behind
+        late, reached = F.pad(grad, (0, 0, earlier, behind)), earlier + length
+        to_x = late[:, :reached] * weights[behind]
         for back in range(1, behind + 1):
-            to_x = ops.addcmul(to_x, late[:, back : back + length], weights[behind - back])
-        return to_x.to(x.dtype), ops.stack(to_kernel, dim=1).unsqueeze(1).to(kernel.dtype)
+            to_x = ops.addcmul(to_x, late[:, back : back + reached], weights[behind - back])
+        to_before = None if before is None else to_x[:, :earlier].to(before.dtype)
+        return to_x[:, earlier:].to(x.dtype), ops.stack(to_kernel, dim=1).unsqueeze(1).to(kernel.dtype), to_before
 
     @staticmethod
     def weights(x: Tensor, kernel: Tensor) -> tuple[Tensor, ...]:
         """The weight of each tap for all channels, oldest first."""
         return kernel[:, 0].t().to(at_least_fp32(x)).contiguous().unbind(0)
+
+    @staticmethod
+    def with_earlier(x: Tensor, before: Tensor | None, weights: tuple[Tensor, ...]) -> Tensor:
+        """[B, taps - 1 + S, C]."""
+        wide = x.to(weights[0].dtype)
+        if before is None:
+            return F.pad(wide, (0, 0, len(weights) - 1, 0))
+        return ops.cat((before.to(wide.dtype), wide), dim=1)
 
 
 class Unit(ops.autograd.Function):
@@ -424,12 +442,20 @@ class Qwen3_5(nn.Module):
         """Logits [B, S, V]. `attention_mask` [B, S] is nonzero for tokens and zero for padding."""
         batch, length = input_ids.shape
         positions = ops.arange(length, device=input_ids.device).expand(batch, length)
-        x = self.embed_tokens(input_ids)
-        cos, sin = self.angles(positions, x.dtype)
-        mask = None if attention_mask is None else causal_mask(attention_mask)
+        mask, padding = self.masks(input_ids, attention_mask)
+        x = self.embed_tokens(self.part_of_rows(input_ids))
+        cos, sin = self.angles(self.part_of_rows(positions), x.dtype)
         for layer in self.layers:
-            x = layer(x, cos, sin, mask, attention_mask)
+            x = layer(x, cos, sin, mask, padding)
         return self.lm_head(self.norm(x))
+
+    def part_of_rows(self, rows: Tensor) -> Tensor:
+        """The tokens of these rows [B, S] that this process computes: all."""
+        return rows
+
+    def masks(self, ids: Tensor, padding: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Which keys [B, 1, S, S] a query sees (None: all up to itself), and the padding [B, S] of these tokens."""
+        return (None if padding is None else causal_mask(padding)), padding
 
     def init_weights(self) -> None:
         """Fill every parameter, from the global random numbers."""
