@@ -57,6 +57,12 @@ def strided() -> nn.Module:
     return model
 
 
+def used_before() -> nn.Module:
+    model = seeded(4)
+    model(torch.ones(2, 4)).sum().backward()
+    return model
+
+
 def with_pass(bad: bool, before: str) -> None:
     trainer = start(seeded(4))
     if bad:
@@ -110,6 +116,12 @@ def stages(world: int) -> list[tuple[str, type[Exception], str, Callable[[bool],
         ),
         ("model", RuntimeError, "'1.weight' (4, 4)", lambda bad: step(bad, seeded(4, 4) if bad else seeded(4))),
         ("strides", ValueError, "strides (1, 4)", lambda bad: step(bad, strided() if bad else seeded(4))),
+        (
+            "gradients",
+            ValueError,
+            "0.weight, 0.bias: 2 param",
+            lambda bad: step(bad, used_before() if bad else seeded(4)),
+        ),
         ("initialisation", ArithmeticError, "no random numbers here", on_meta),
         ("optimizer", LookupError, "stumbled", lambda bad: step(bad, optimizer_factory=stumble if bad else None)),
         ("capture", LookupError, "stumbled", lambda bad: step(bad, train_fn=stumble if bad else zoo.square_loss)),

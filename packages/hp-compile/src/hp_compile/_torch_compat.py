@@ -40,6 +40,21 @@ def lookup(path: str) -> Any:
     )
 
 
+def c10d_ops() -> Any:
+    """The namespace of the functional collectives."""
+    return lookup("torch.ops._c10d_functional")
+
+
+def is_functional_collective(target: object) -> bool:
+    """Whether a node's target is a functional collective, or the wait for one."""
+    return getattr(target, "namespace", "") == "_c10d_functional"
+
+
+def is_wait(target: object) -> bool:
+    """Whether a node's target waits for a functional collective."""
+    return target in (c10d_ops().wait_tensor, c10d_ops().wait_tensor.default)
+
+
 def saved_name(fqn: str) -> str:
     """A name as state dicts have it: torch's activation-checkpoint wrapper takes itself out of them."""
     wrapper = lookup("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")

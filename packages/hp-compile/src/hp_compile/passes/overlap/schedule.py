@@ -39,11 +39,7 @@ def _is_view_of_wait(node: Node) -> bool:
     source = node.args[0] if node.args else None
     if not isinstance(source, Node) or "hp_comm" in source.meta:
         return False
-    return _is_wait(source) and is_view_of_first(node, source)
-
-
-def _is_wait(node: Node) -> bool:
-    return getattr(node.target, "_opname", "") == "wait_tensor"
+    return compat.is_wait(source.target) and is_view_of_first(node, source)
 
 
 class _Schedule:
@@ -57,12 +53,12 @@ class _Schedule:
 
     def sink_waits_of_forward(self) -> None:
         """Waits that came with the captured forward (tensor parallelism) sink to their first reader, views too."""
-        waits = [node for node in self.graph.nodes if _is_wait(node) and "hp_comm" not in node.meta]
+        waits = [node for node in self.graph.nodes if compat.is_wait(node.target) and "hp_comm" not in node.meta]
         if not waits:
             return
         writes = [(node, _storages(node.all_input_nodes)) for node in self.graph.nodes if _is_mutable(node)]
         for node in reversed(list(self.graph.nodes)):
-            wait = _is_wait(node) and "hp_comm" not in node.meta
+            wait = compat.is_wait(node.target) and "hp_comm" not in node.meta
             if not node.users or not (wait or _is_view_of_wait(node)):
                 continue
             launch = node.all_input_nodes[0]

@@ -39,7 +39,7 @@ from hp_compile.tracer.joint_graph import JointGraph, is_backward, output_node, 
 from hp_compile.tracer.repair import done, give_outputs_their_own_storage
 from hp_compile.tracer.state import StateSlot, contiguous_stride, scan_state, shard_info
 
-c10d = torch.ops._c10d_functional
+c10d = compat.c10d_ops()
 Region = Literal["forward", "backward"]
 
 
@@ -347,7 +347,7 @@ def collective_schedule(graph_module: GraphModule) -> list[tuple[Any, ...]]:
             schedule.append((tag.kind, tag.axis, tag.dtype, tag.numel, tag.unit))
         elif node.target is done:
             schedule.append((str(node.args[0]), _shapes(node)))
-        elif tag is None and getattr(node.target, "namespace", "") == "_c10d_functional":
+        elif tag is None and compat.is_functional_collective(node.target):
             schedule.append((str(node.target), _shapes(node)))
     return schedule
 

@@ -77,8 +77,14 @@ def _to_partition(model: nn.Module, units: list[Unit], mesh: DataParallelMesh) -
 
 
 def refuse_what_cannot_be_cut(model: nn.Module, units: list[Unit], mesh: DataParallelMesh) -> None:
-    """Raises ValueError for two parameters in one storage, and for one whose rows do not lie one after the other."""
+    """Raises ValueError for two parameters in one storage, for one whose rows do not lie one after the other, and for
+    gradients that are there already."""
     fresh = _to_partition(model, units, mesh)
+    if held := [slot.fqn for slot, _, _ in fresh if slot.tensor.grad is not None]:
+        raise ValueError(
+            f"{', '.join(held[:5])}: {len(held)} parameters hold gradients of earlier backward passes, which cannot be "
+            "sharded with them; apply them first, or drop them: model.zero_grad(set_to_none=True)"
+        )
     if mesh.shard is not None:
         refuse_shared_storage([slot for slot, _, _ in fresh])
     for slot, _, sharded in fresh:
