@@ -174,7 +174,7 @@ train:
         ("train.optimizer.lr=nan", "is out of range"),
         ("train.num_train_epochs=2", "have no epochs"),
         ("model.tokenizer_path=folder", "rows are token ids"),
-        ("model.tp_plan.mlp=colwis", "is no way to split a matrix; allowed: colwise, rowwise"),
+        ("model.tp_plan.mlp=colwis", "is no way to split a matrix; allowed: colwise, rowwise, replicate"),
         ("data.text_key=body", "template: empty"),
         ("data.messages_key=turns", "template: default"),
         ("train.debug.deterministic_warn_only=true", "acts only with deterministic"),

@@ -34,7 +34,7 @@ def layout_faults(config: Any, world_size: int) -> list[Fault]:
             f"{ranks} data-parallel ranks"
         )
         faults.append(Fault("train.global_batch_size", problem))
-    if config.data.max_seq_len % (accelerator.tp * accelerator.cp):
-        problem = f"{config.data.max_seq_len} cannot be cut into tp {accelerator.tp} × cp {accelerator.cp} equal parts"
+    if config.data.max_seq_len % accelerator.cp:
+        problem = f"{config.data.max_seq_len} cannot be cut into {accelerator.cp} equal stretches (cp)"
         faults.append(Fault("data.max_seq_len", problem))
     return faults

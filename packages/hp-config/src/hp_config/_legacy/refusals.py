@@ -125,11 +125,14 @@ def _nothing(section: Any, path: str) -> list[Fault]:
     return []
 
 
+_WAYS = ("colwise", "rowwise", "replicate")
+
+
 def _model_together(model: Any, path: str) -> list[Fault]:
     return [
-        Fault(f"{path}.tp_plan[{glob}]", f"{way!r} is no way to split a matrix", "colwise, rowwise")
+        Fault(f"{path}.tp_plan[{glob}]", f"{way!r} is no way to split a matrix", ", ".join(_WAYS))
         for glob, way in (model.tp_plan or {}).items()
-        if way not in ("colwise", "rowwise")
+        if way not in _WAYS
     ]
 
 

@@ -54,7 +54,7 @@ class ModelConfig(_Section):
     freeze_modules: list[str] | None = None
     """Parameters whose name contains one of these are not trained."""
     tp_plan: dict[str, str] | None = None
-    """Glob of module names → colwise or rowwise; added to the model's own plan, and wins over it."""
+    """Glob of module names → colwise, rowwise or replicate; added to the model's own plan, and wins over it."""
     cp_modules: list[str] | None = None
     """Globs of the attention modules that context parallelism splits; by default the model's own."""
     ep_modules: list[str] | None = None

@@ -111,11 +111,11 @@ def _entry_faults(glob: str, word: str, found: list[str], targets: dict[str, Mod
     if word not in WORDS:
         near = nearest(str(word), WORDS)
         hint = f"did you mean {near}?" if near else None
-        yield Fault(f"{TP_PLAN}.{glob}", f"{word!r} is no way to cut a matrix", ", ".join(WORDS), hint)
+        yield Fault(f"{TP_PLAN}[{glob}]", f"{word!r} is no way to split a matrix", ", ".join(WORDS), hint)
     if not found:
         problem = "matches no Linear, no Embedding and no parameter of the model"
         near = nearest(glob, targets)
-        yield Fault(f"{TP_PLAN}.{glob}", problem, hint=f"there is {near}" if near else "a * stays between two dots")
+        yield Fault(f"{TP_PLAN}[{glob}]", problem, hint=f"there is {near}" if near else "a * stays between two dots")
 
 
 def _sum_faults(model: Qwen3_5, words: dict[str, str]) -> list[Fault]:
@@ -132,7 +132,7 @@ def _sum_faults(model: Qwen3_5, words: dict[str, str]) -> list[Fault]:
         faults.append(Fault(TP_PLAN, f"{wrong[0]}{more}: does not add up to the module's output", allowed))
     ends = {name: words.get(name, REPLICATE) for name in ("embed_tokens", "lm_head")}
     faults += [
-        Fault(f"{TP_PLAN}.{name}", f"{word}: the vocabulary is dim 0 of its matrix", f"{COLWISE}, {REPLICATE}")
+        Fault(f"{TP_PLAN}[{name}]", f"{word}: the vocabulary is dim 0 of its matrix", f"{COLWISE}, {REPLICATE}")
         for name, word in ends.items()
         if word == ROWWISE
     ]
