@@ -34,17 +34,17 @@ class Finished:
 
 
 class Hp:
-    """The `hp` command of this environment, started in `cwd`."""
+    """The `hp` command of this environment, or of another one's `python`, started in `cwd`."""
 
-    def __init__(self, cwd: Path, cache: Path) -> None:
-        self.cwd = cwd
+    def __init__(self, cwd: Path, cache: Path, python: str = sys.executable) -> None:
+        self.cwd, self.python = cwd, python
         self.env = {**os.environ, "HP_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, *arguments: str, module: str = "hp_trainer") -> subprocess.Popen[str]:
         """Start `python -m module arguments`; the fixture ends it if the test does not."""
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [self.python, "-m", module, *arguments],
             cwd=self.cwd,
             env=self.env,
             stdout=subprocess.PIPE,

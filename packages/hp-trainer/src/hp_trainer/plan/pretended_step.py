@@ -156,7 +156,7 @@ def _build(config: HyperTrainer.Config, model_config: BaseModel.Config, environm
 def _training_step(config: HyperTrainer.Config, environment: Environment, module: nn.Module) -> TrainingStep:
     loss_fn = config.loss.build()
     loss_fn.check_model(module)
-    if faults := document_mask_faults(config.dataloader, module):
+    if _masks_documents(config) and (faults := document_mask_faults(config.dataloader, module)):
         raise ConfigError(faults)
     training, dp = config.training, environment.dp_degree
     rows = training.local_batch_size * dp
@@ -171,12 +171,17 @@ def _training_step(config: HyperTrainer.Config, environment: Environment, module
     )
 
 
+def _masks_documents(config: HyperTrainer.Config) -> bool:
+    """Not every dataloader has the option."""
+    return bool(getattr(config.dataloader, "document_mask", False))
+
+
 def _batch(config: HyperTrainer.Config) -> Batch:
     """A batch as the dataloader gives it; with document boundaries, each row is one document."""
     rows, length = config.training.local_batch_size, config.training.seq_len
     names = ["input", "labels"]
     documents: dict[str, Any] = {}
-    if getattr(config.dataloader, "document_mask", False):
+    if _masks_documents(config):
         names.append("positions")
         documents["cu_seqlens"] = list(range(0, rows * length + 1, length))
     return {name: torch.zeros(rows, length, dtype=torch.int64) for name in names} | documents
