@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hp_protocols.errors import ConfigError, Fault, nearest
 
 if TYPE_CHECKING:
-    from hp_models._legacy.qwen3_5 import Qwen3_5
+    from hp_models._legacy.qwen3_5 import Qwen3_5, Qwen3_5Config
     from hp_protocols.model_spec import ModelSpec
 
 __all__ = ["build_qwen3_5", "get_model_spec"]
