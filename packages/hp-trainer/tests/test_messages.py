@@ -38,7 +38,7 @@ def told(
         metrics=MetricsProcessor.Config(),
         profiler=Profiler.Config(),
     )
-    trainer = SimpleNamespace(config=config)
+    trainer = SimpleNamespace(config=config, first_step=0)
     return closing(trainer, TrainResult(8, reason, Path("runs/a"), saved), Launch(nproc=nproc))  # type: ignore[arg-type]
 
 

@@ -6,12 +6,16 @@ In: a subclass's build steps and what it does around a step. Out: `build()`, `tr
 from __future__ import annotations
 
 import contextlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hp_protocols.errors import ConfigError
+from hp_trainer.faults.activity import activity
+from hp_trainer.faults.failure import RankFailure
 from hp_trainer.signals import StopRequest
 
 if TYPE_CHECKING:
@@ -19,9 +23,11 @@ if TYPE_CHECKING:
     from hp_trainer.environment import Environment
     from hp_trainer.run_folder import RunFolder
     from hp_trainer.train_state import TrainState
-    from hp_trainer.training_step import StepResult, TrainingStep
+    from hp_trainer.training_step import Agreement, StepResult, TrainingStep
 
-__all__ = ["BaseTrainer", "TrainResult"]
+__all__ = ["BaseTrainer", "TrainResult", "why_skipped"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,18 @@ class TrainResult:
     saved: bool
 
 
+MAX_SKIPPED_IN_A_ROW = 100
+"""Updates left out because loss or gradient is not finite; a run that does nothing else for so long has gone astray."""
+
+
+def why_skipped(result: StepResult) -> str:
+    """Why a step's update was left out, with the ranks where it began."""
+    if not result.astray:
+        return "the gradient norm is not finite"
+    ranks = ", ".join(map(str, result.astray))
+    return f"the loss is not finite on rank{'s' if len(result.astray) > 1 else ''} {ranks}"
+
+
 class BaseTrainer(ABC):
     """A run on every rank. Its build steps make the parts that are declared here; building writes nothing yet."""
 
@@ -43,6 +61,7 @@ class BaseTrainer(ABC):
     first_step: int
     dataloader: BaseDataLoader
     training_step: TrainingStep
+    skipped_in_a_row: int = 0
 
     @abstractmethod
     def build_steps(self) -> list[Callable[[], None]]:
@@ -80,29 +99,55 @@ class BaseTrainer(ABC):
         """Called before the batches of a step are fetched."""
 
     def build(self) -> None:
-        """Run the build steps; if one fails, let go of what was taken before it."""
+        """Run the build steps; if one fails, let go of what was taken before it.
+
+        Raises:
+            ConfigError: mistakes, which all ranks have agreed on.
+            RankFailure: a rank died, hung or raised.
+        """
         try:
             for step in self.build_steps():
+                activity.now(_words(step.__name__))
                 step()
-        except BaseException:
+        except BaseException as error:
+            failure = self.explain(error)
             self.close()
+            if failure is not None:
+                raise failure from error
             raise
+        activity.now("between building and training")
 
     def train(self) -> TrainResult:
         """Train to `total_steps` in all, or until the data ends or a signal asks to stop.
 
         Raises:
-            CheckpointError: the last save failed; older checkpoints are intact.
+            CheckpointError: in a run of one process: the last save failed; older checkpoints are intact.
+            RankFailure: in a run of several: a rank died, hung or raised; told on standard error, once.
         """
         if self.state.step >= self.total_steps:
             return TrainResult(self.state.step, "already_finished", self.run_folder.path, saved=True)
+        try:
+            return self._train()
+        except RankFailure:
+            # Whoever waits for a save of this rank need not wait any more.
+            self.close()
+            raise
+
+    def _train(self) -> TrainResult:
+        activity.now("beginning to train")
         self.begin()
         try:
             with StopRequest() as stop:
                 with self.around_steps():
                     reason = self.run_steps(stop)
                 # Saved inside: a second SIGTERM must not interrupt the save that the first has asked for.
+                activity.now("ending the run")
                 return self.finish(reason)
+        except BaseException as error:
+            # Before anything is let go of: the others are told while this rank may still wait for a save.
+            if (failure := self.explain(error)) is not None:
+                raise failure from error
+            raise
         finally:
             self.release()
             self.run_folder.close()
@@ -110,21 +155,55 @@ class BaseTrainer(ABC):
     def run_steps(self, stop: StopRequest) -> str:
         """The training loop; returns why it ended."""
         batches = iter(self.dataloader)
+        reading = "reading the first batch"
         while self.state.step < self.total_steps:
+            activity.at_step(self.state.step + 1)
             self.before_fetch()
+            activity.now(reading)
+            reading = "waiting for data"
             fetched = self.training_step.fetch(batches)
+            activity.now("agreeing with the other ranks")
             agreed = self.training_step.agree(fetched, stop_wanted=stop.name is not None)
-            if fetched is None:
+            if fetched is None or not agreed.micro_batches:
+                self.tell_uneven_end(fetched is None, agreed)
                 return "data_exhausted"
             self.before_step()
+            activity.now("forward and backward")
+            fetched = self.training_step.even_out(fetched, agreed.micro_batches)
             result = self.training_step.run(fetched, agreed.valid_tokens)
             self.state.step += 1
             self.state.tokens_seen += result.tokens
+            self.skipped_in_a_row = 0 if result.updated else self.skipped_in_a_row + 1
+            if self.skipped_in_a_row == MAX_SKIPPED_IN_A_ROW:
+                raise FloatingPointError(
+                    f"{MAX_SKIPPED_IN_A_ROW} updates in a row were left out, the last because {why_skipped(result)}; "
+                    "the weights are those of the last update. Go on from an earlier checkpoint with a lower rate"
+                )
+            activity.now("reporting the step")
             self.after_step(result)
             # Only now: the batch that was fetched counts as seen.
             if agreed.stop_wanted:
                 return stop.name or "a signal to another rank"
         return "finished"
+
+    def tell_uneven_end(self, empty: bool, agreed: Agreement) -> None:
+        """The data of some ranks have ended before those of the others: say whose. Collective."""
+        world_size = self.environment.world_size
+        if agreed.without_data == world_size:
+            return
+        ranks = [rank for rank, one in enumerate(self.environment.platform.all_gather_object(empty)) if one]
+        if self.environment.is_main:
+            logger.warning(
+                "step %d: the data of rank %s have ended (%d of %d ranks); what the others have left is not trained on",
+                self.state.step + 1, ", ".join(map(str, ranks)), agreed.without_data, world_size,
+            )  # fmt: skip
+
+    def explain(self, error: BaseException) -> RankFailure | None:
+        """What a run of several processes ends with: told by now, once, and naming the rank. None: `error` says it."""
+        watch = self.environment.watch if hasattr(self, "environment") else None
+        if watch is None or isinstance(error, (ConfigError, RankFailure, KeyboardInterrupt)):
+            return None
+        return watch.explain(error)
 
     def on_main(self, work: Callable[[], None]) -> None:
         """Do something on rank 0 alone; its faults are raised on every rank."""
@@ -135,4 +214,16 @@ class BaseTrainer(ABC):
         if hasattr(self, "run_folder"):
             self.run_folder.close()
         if hasattr(self, "environment"):
+            if self.environment.watch is not None:
+                self.environment.watch.close()
             self.environment.platform.destroy_process_group()
+
+
+def _words(name: str) -> str:
+    """What a build step does, in words: `build_model` is building the model."""
+    verb, _, rest = name.partition("_")
+    doing = verb.removesuffix("e") + "ing" if verb in _VERBS else f"building ({name})"
+    return f"{doing} the {rest.replace('_', ' ')}".rstrip() if verb in _VERBS and rest else doing
+
+
+_VERBS = ("start", "check", "choose", "hold", "build", "load", "freeze", "parallelise")

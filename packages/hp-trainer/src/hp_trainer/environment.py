@@ -20,6 +20,10 @@ import torch
 from hp_protocols.distributed import ParallelDims, SequenceAxis
 from hp_protocols.errors import ConfigError, Fault
 from hp_protocols.platform import get_platform
+from hp_trainer._torch_compat import set_collective_timeout
+from hp_trainer.faults.activity import activity
+from hp_trainer.faults.joining import join
+from hp_trainer.faults.watch import Watch
 
 if TYPE_CHECKING:
     from hp_config import CommConfig, DebugConfig, ParallelismConfig
@@ -36,6 +40,8 @@ class Environment:
     rank: int
     world_size: int
     parallel_dims: ParallelDims
+    watch: Watch | None = None
+    """Answers for this rank and finds out about others; None in a run of one process."""
 
     @property
     def is_main(self) -> bool:
@@ -73,6 +79,17 @@ class Environment:
         if self.world_size > 1:
             self.platform.all_reduce(tensor)
         return tensor
+
+    def limit_waiting(self, comm: CommConfig, leave: Any = None) -> None:
+        """The first step is done: a collective may take `comm.train_timeout_seconds` from now on. Collective.
+
+        Args:
+            leave: a process group that keeps its own limit.
+        """
+        seconds = comm.train_timeout_seconds
+        set_collective_timeout(timedelta(seconds=seconds), leave=leave)
+        if self.watch is not None:
+            self.watch.limit_seconds, self.watch.limit_name = seconds, "comm.train_timeout_seconds"
 
     def agree(self, work: Callable[[], T]) -> T:
         """Run `work` on every rank; if it found faults on any rank, all ranks raise all of them.
@@ -136,11 +153,20 @@ def start_environment(
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     parallel_dims = ParallelDims.from_config(parallelism, world_size)
     device = platform.device(int(os.environ.get("LOCAL_RANK", "0")))
-    platform.init_process_group(timeout=timedelta(seconds=comm.init_timeout_seconds), backend=backend)
+    # Those that do not come are named here, and whatever happens from then on.
+    limit = comm.init_timeout_seconds
+    watch = Watch(join(limit), limit, "comm.init_timeout_seconds") if world_size > 1 else None
+    try:
+        platform.init_process_group(timeout=timedelta(seconds=limit), backend=backend)
+        activity.withdraw()
+    except Exception as error:
+        if watch is None:
+            raise
+        raise watch.explain(error) from error
     # All ranks build the meshes together and now, not when the first of them asks for one.
     parallel_dims.build_meshes()
     set_determinism(debug)
-    return Environment(platform, device, platform.rank(), world_size, parallel_dims)
+    return Environment(platform, device, platform.rank(), world_size, parallel_dims, watch)
 
 
 def set_determinism(debug: DebugConfig) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 
 from hp_components import (
@@ -40,9 +39,9 @@ from hp_config import (
 from hp_protocols import Configurable, ModelSpec
 from hp_protocols.errors import ConfigError, Fault
 from hp_trainer import environment as env
-from hp_trainer._torch_compat import set_collective_timeout
-from hp_trainer.base_trainer import BaseTrainer, TrainResult
+from hp_trainer.base_trainer import BaseTrainer, TrainResult, why_skipped
 from hp_trainer.cross_checks import cross_faults, document_mask_faults, machine_faults
+from hp_trainer.faults import activity
 from hp_trainer.graph_mode import GraphMode, start_graph_mode
 from hp_trainer.model_building import build_model, build_state_dict_adapter, check_vocabulary
 from hp_trainer.run_folder import RunFolder, default_run_folder
@@ -302,15 +301,18 @@ class HyperTrainer(BaseTrainer, Configurable):
         )
         if step == self.first_step + 1:
             # Compilation and lazy start-up are over; a rank that is late from here on is late for another reason.
-            limit = timedelta(seconds=self.config.comm.train_timeout_seconds)
-            set_collective_timeout(limit, leave=self.checkpointer.process_group)
+            self.environment.limit_waiting(self.config.comm, leave=self.checkpointer.process_group)
         if not result.updated:
-            self.metrics.event("update_skipped", reason="the loss or the gradient norm is not finite")
+            self.metrics.event("update_skipped", reason=why_skipped(result), ranks=list(result.astray))
+            if self.skipped_in_a_row == 1:
+                self.metrics.note(f"step {step}: the update is left out: {why_skipped(result)}")
         if self.validator is not None and self.validator.should_validate(step, self.config.training.steps):
+            activity.now("validating")
             found = self.validator.validate()
             self.metrics.validation(nll=found.nll, perplexity=found.perplexity, tokens=found.tokens)
             self.metrics.note(f"validation after step {step}: {found}")
         self.checkpointer.poll()
+        activity.now("saving a checkpoint")
         if step < self.config.training.steps and self.checkpointer.should_save(step):
             self.checkpointer.save(step)
         self.garbage.after_step(step)
@@ -319,7 +321,9 @@ class HyperTrainer(BaseTrainer, Configurable):
     def finish(self, reason: str) -> TrainResult:
         """Save the end of the run and close its metrics."""
         at_end = reason in ("finished", "data_exhausted")
+        activity.now("saving the last checkpoint")
         saved = self.checkpointer.save(self.state.step, force=True, last=at_end)
+        activity.now("ending the run")
         if reason != "finished":
             self.metrics.event("stopped", reason=reason)
         self.metrics.close(finished=reason == "data_exhausted", summary=True)

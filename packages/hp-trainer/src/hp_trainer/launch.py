@@ -18,8 +18,9 @@ from types import FrameType
 from typing import Any
 
 from hp_protocols.errors import ConfigError, Fault
+from hp_trainer.faults.activity import LAUNCHER_FOLDER, Record, RecordFile, Status, activity
+from hp_trainer.signals import STOPPING
 
-PID_FOLDER = "HP_LAUNCH_PID_FOLDER"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SHUTDOWN_SECONDS = 10
 
@@ -70,31 +71,82 @@ def run_ranks(launch: Launch, arguments: list[str]) -> int:
     """
     if found := launch.faults():
         raise ConfigError(found)
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import elastic_launch
 
     with tempfile.TemporaryDirectory(prefix="hp-launch-") as folder:
         forwarder = _Forwarder(Path(folder))
-        os.environ[PID_FOLDER] = folder
+        os.environ[LAUNCHER_FOLDER] = folder
         previous = {number: signal.signal(number, forwarder) for number in STOP_SIGNALS}
         try:
             elastic_launch(_elastic_config(launch), sys.executable)("-u", "-m", "hp_trainer.train", *arguments)
             return 0
         except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
             if forwarder.forced:
+                print("hp train: ended at once, nothing was saved since the last checkpoint", file=sys.stderr)
                 return 130
-            if failure.exitcode < 0:
-                name = signal.Signals(-failure.exitcode).name
-                print(f"hp train: rank {rank} was ended by {name}; the other ranks were stopped", file=sys.stderr)
-                return 1
-            if failure.exitcode != 2:
-                print(f"hp train: rank {rank} failed (its message is above)", file=sys.stderr)
-            return failure.exitcode
+            return _tell_end(error, _records(Path(folder)))
+        except (RendezvousError, DistError, TimeoutError) as error:
+            raise ConfigError(_meeting_fault(launch, error)) from error
         finally:
-            os.environ.pop(PID_FOLDER, None)
+            os.environ.pop(LAUNCHER_FOLDER, None)
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+
+def _records(folder: Path) -> dict[int, Record]:
+    """What the ranks of this machine were doing last, by pid."""
+    found = {}
+    for pid in _pids(folder):
+        record = RecordFile(folder / str(pid)).read()
+        found[pid] = record
+    return found
+
+
+def _pids(folder: Path) -> list[int]:
+    return [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
+
+
+def _tell_end(error: Any, records: dict[int, Record]) -> int:
+    """Say which rank ended the run, unless a rank has said so; returns the exit code."""
+    by_status: dict[Status, list[tuple[int, Any]]] = {status: [] for status in Status}
+    for rank, failure in error.failures.items():
+        record = records.get(failure.pid)
+        by_status[Status.RUNNING if record is None else record.status].append((rank, failure))
+    if told := by_status[Status.TOLD]:
+        return max(told[0][1].exitcode, 1)
+    if any(record.status is Status.TOLD for record in records.values()):
+        return 1
+    # Those that end because of another rank may have been noticed before it; those that the agent ended come last.
+    silent = sorted(
+        by_status[Status.RUNNING], key=lambda pair: (pair[1].exitcode == -signal.SIGTERM, pair[1].timestamp)
+    )
+    rank, failure = silent[0] if silent else error.get_first_failure()
+    record = records.get(failure.pid)
+    who = record.who if record else f"rank {rank} (pid {failure.pid})"
+    where = record.where if record else "before it had started"
+    if failure.exitcode < 0:
+        name = signal.Signals(-failure.exitcode).name
+        print(f"hp train: {who} was ended by {name} in {where}; the run ends on all ranks", file=sys.stderr)
+        if -failure.exitcode == signal.SIGKILL:
+            print("    the system sends SIGKILL when memory runs out: `dmesg` tells", file=sys.stderr)
+        return 1
+    if record is None or record.status is Status.RUNNING:
+        said = f"ended without a word (exit code {failure.exitcode})"
+        print(f"hp train: {who} {said} in {where}; the run ends on all ranks", file=sys.stderr)
+    return failure.exitcode
+
+
+def _meeting_fault(launch: Launch, error: Exception) -> Fault:
+    """The machines have not met, or the port is taken."""
+    where = launch.rdzv_endpoint or "127.0.0.1"
+    why = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if "EADDRINUSE" in str(error) or "address already in use" in str(error):
+        return Fault("--rdzv-endpoint", f"{where}: the port is in use by another program", hint="choose another port")
+    hint = "it is machine 0 as the others call it; is `hp train --node-rank 0` running there with the same endpoint?"
+    return Fault("--rdzv-endpoint", f"the machines did not meet at {where} ({why})", hint=hint)
 
 
 def _elastic_config(launch: Launch) -> Any:
@@ -130,9 +182,10 @@ class _Forwarder:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.interrupts += number == signal.SIGINT
-        pids = [int(path.name) for path in self.folder.iterdir()]
+        pids = _pids(self.folder)
         if not pids:
             raise SystemExit(f"hp train: {signal.Signals(number).name} before the ranks had started; nothing was run")
+        (self.folder / STOPPING).touch()
         # A second Ctrl-C ends at once. The first one reaches the ranks from the terminal as well: they count
         # signals that come within a second as one.
         for pid in pids:
@@ -143,10 +196,10 @@ class _Forwarder:
 
 
 def announce_rank() -> None:
-    """Called by a rank as it starts: makes its pid known to the launcher, and ends it when its parent dies."""
-    folder = os.environ.get(PID_FOLDER)
+    """Called by a rank as it starts: makes it known to the launcher, and ends it when its parent dies."""
+    folder = os.environ.get(LAUNCHER_FOLDER)
     if folder:
-        (Path(folder) / str(os.getpid())).touch()
+        activity.publish(Path(folder) / str(os.getpid()))
     if inside_torchrun():
         parent = os.getppid()
         threading.Thread(target=_end_with, args=(parent,), name="hp-parent-watch", daemon=True).start()

@@ -16,6 +16,7 @@ import torch
 from hp_components import BaseLoss, LRSchedulersContainer, OptimizersContainer
 from hp_protocols.distributed import clip_grad_norm_
 from hp_trainer.environment import Environment
+from hp_trainer.faults import activity
 
 Batch = dict[str, torch.Tensor]
 
@@ -23,7 +24,8 @@ Batch = dict[str, torch.Tensor]
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What one step did, over all ranks. `loss` is per valid token; `tokens` counts the tokens of the batch.
-    `grad_norm` is None where gradients are used up within backward."""
+    `grad_norm` is None where gradients are used up within backward; `astray` are the ranks whose own loss is not
+    finite, looked for only where the update was left out."""
 
     loss: float
     grad_norm: float | None
@@ -31,6 +33,7 @@ class StepResult:
     tokens: int
     data_wait_seconds: float
     updated: bool
+    astray: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,13 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What all ranks know alike before a step."""
+    """What all ranks know alike before a step. `micro_batches`: how many each does; 0 when some rank has none left,
+    as `without_data` of them do."""
 
     valid_tokens: int
     stop_wanted: bool
+    micro_batches: int
+    without_data: int
 
 
 def document_arguments(batch: Batch) -> dict[str, torch.Tensor]:
@@ -95,20 +101,29 @@ class TrainingStep:
         return self.loss_fn.run_model(self.model, batch["labels"], batch["input"], **document_arguments(batch))
 
     def agree(self, fetched: Fetched | None, *, stop_wanted: bool) -> Agreement:
-        """One exchange before each step: valid tokens over all ranks and micro-batches, and whether to stop after it.
-
-        Raises:
-            RuntimeError: some ranks have data left and others have none.
-        """
+        """One exchange before each step: valid tokens over all ranks and micro-batches, whether to stop after it, and
+        how much data each rank has for it."""
         environment = self.environment
         labels = [] if fetched is None else [batch["labels"] for batch in fetched.micro_batches]
         valid = sum(self.loss_fn.count_tokens(label) for label in labels)
-        sums = torch.stack([torch.as_tensor(valid), torch.tensor(int(stop_wanted)), torch.tensor(int(not labels))])
-        valid, stops, empty = environment.sum_over_world(sums.to(environment.device)).tolist()
-        if empty not in (0, environment.world_size):
-            raise RuntimeError(f"{empty} of {environment.world_size} ranks have no data left; the others have")
+        # How many ranks have 0, 1, 2 … micro-batches: a maximum, in the one sum that is made anyway.
+        having = torch.zeros(self.micro_batches + 1, dtype=torch.int64)
+        having[len(labels)] = 1
+        own = torch.cat([torch.stack([torch.as_tensor(valid).cpu(), torch.tensor(int(stop_wanted))]), having])
+        valid, stops, without_data, *others = environment.sum_over_world(own.to(environment.device)).tolist()
+        most = max((number for number, ranks in enumerate(others, start=1) if ranks), default=0)
         # Ranks that share the weights of a layer count the same tokens.
-        return Agreement(valid // environment.ranks_per_batch, stops > 0)
+        shared = valid // environment.ranks_per_batch
+        return Agreement(shared, stops > 0, 0 if without_data else most, without_data)
+
+    def even_out(self, fetched: Fetched, micro_batches: int) -> Fetched:
+        """As many micro-batches as the other ranks have: where data end unevenly, with some that count no token."""
+        own = fetched.micro_batches
+        missing = micro_batches - len(own)
+        if missing <= 0:
+            return fetched
+        filler = {**own[-1], "labels": torch.full_like(own[-1]["labels"], self.loss_fn.ignore_index)}
+        return Fetched(own + [filler] * missing, fetched.wait_seconds)
 
     def run(self, fetched: Fetched, valid_tokens: int) -> StepResult:
         """Forward, backward, clip and update. `valid_tokens` is the count over all ranks and micro-batches.
@@ -121,10 +136,13 @@ class TrainingStep:
         loss_sum = torch.zeros((), device=environment.device)
         # A tensor: by a number a device multiplies with the rounded reciprocal, and Graph Mode takes tensors.
         divisor = torch.tensor(max(valid_tokens, 1), device=environment.device)
+        parts: list[torch.Tensor] = []
         last = len(fetched.micro_batches) - 1
         for index, batch in enumerate(fetched.micro_batches):
             self.optimizer.begin_backward(last=index == last)
-            loss_sum += self.backward(batch, divisor)
+            parts.append(self.backward(batch, divisor))
+            loss_sum += parts[-1]
+        activity.now("clipping gradients")
         grad_norm = self.clip()
         loss = environment.sum_over_data(loss_sum).item()
         norm = None if grad_norm is None else grad_norm.item()
@@ -135,12 +153,20 @@ class TrainingStep:
                 f"the loss is {loss}, and with optimizer.in_backward the weights are updated already; the run ends "
                 "here: go on from its last checkpoint, with a lower rate or without in_backward"
             )
+        activity.now("updating weights")
         if updated:
             self.optimizer.step()
         self.lr_scheduler.step()
         self.optimizer.zero_grad()
         tokens = sum(batch["input"].numel() for batch in fetched.micro_batches) * environment.dp_degree
-        return StepResult(loss, norm, lr, tokens, fetched.wait_seconds, updated)
+        astray = () if updated else self.astray_ranks(parts)
+        return StepResult(loss, norm, lr, tokens, fetched.wait_seconds, updated, astray)
+
+    def astray_ranks(self, losses: list[torch.Tensor]) -> tuple[int, ...]:
+        """The ranks that have a loss which is not finite among those of their micro-batches. Collective."""
+        finite = all(bool(loss.isfinite()) for loss in losses)
+        everyone = self.environment.platform.all_gather_object(finite)
+        return tuple(rank for rank, fine in enumerate(everyone) if not fine)
 
     def clip(self) -> torch.Tensor | None:
         """Clip by the global norm, which is returned; None where the optimizer has used the gradients up."""

@@ -35,6 +35,11 @@ def closing(trainer: LLMTrainer, result: TrainResult) -> str:
     how = {
         "finished": f"Finished {result.step} steps.",
         "already_finished": f"{folder} is finished: {result.step} steps are done, nothing to train.",
-        "data_exhausted": f"The data ended after step {result.step}.",
+        "data_exhausted": (
+            f"The data ended after step {result.step}."
+            if result.step > trainer.first_step
+            else f"No data are left after step {result.step}, so that nothing was trained. More train.num_train_epochs "
+            "or other data go on."
+        ),
     }.get(result.reason, f"Stopped by {result.reason} after step {result.step}.")
     return f"{how}\n\n  {folder}\n\nGo on with it:  --train.checkpoint.load_path={folder}"

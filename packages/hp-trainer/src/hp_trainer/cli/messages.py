@@ -83,10 +83,7 @@ def closing(trainer: HyperTrainer, result: TrainResult, launch: Launch) -> str:
             f"{folder} is finished: {result.step} steps are done, nothing to train.\n"
             f"Train longer:  {resume} --training.steps {result.step * 2}"
         )
-    how = {
-        "finished": f"Finished {result.step} steps.",
-        "data_exhausted": f"The data ended after step {result.step}.",
-    }.get(result.reason, f"Stopped by {result.reason} after step {result.step}.")
+    how = how_it_ended(result, trainer.first_step)
     at_end = result.reason in ("finished", "data_exhausted")
     checkpoint = trainer.config.checkpoint
     weights_only = at_end and checkpoint.last_save_model_only
@@ -117,6 +114,19 @@ def closing(trainer: HyperTrainer, result: TrainResult, launch: Launch) -> str:
     elif result.saved:
         lines.append(f"Resume:  {resume}")
     return "\n".join(lines)
+
+
+def how_it_ended(result: TrainResult, first_step: int) -> str:
+    """One sentence; two where nothing could be trained."""
+    if result.reason == "data_exhausted" and result.step == first_step:
+        return (
+            f"No data are left after step {result.step}, so that nothing was trained. "
+            "More epochs (--dataloader.epochs) or other data go on."
+        )
+    return {
+        "finished": f"Finished {result.step} steps.",
+        "data_exhausted": f"The data ended after step {result.step}.",
+    }.get(result.reason, f"Stopped by {result.reason} after step {result.step}.")
 
 
 def _curve_lines(config: HyperTrainer.Config, folder: Path) -> list[str]:

@@ -6,6 +6,7 @@ In: recipe and options, or a run's resolved.yaml. Out: an exit code; see `hp_tra
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import os
 import sys
@@ -17,7 +18,10 @@ from typing import TYPE_CHECKING, cast
 from hp_config import HyperTrainerConfig
 from hp_protocols.errors import ConfigError, Fault, MissingExtraError
 from hp_trainer.cli import messages
+from hp_trainer.faults.activity import Status, activity
+from hp_trainer.faults.failure import RankFailure
 from hp_trainer.launch import Launch, announce_rank, inside_torchrun, run_ranks
+from hp_trainer.signals import EndBeforeTraining
 
 if TYPE_CHECKING:
     from hp_trainer._legacy import LLMTrainer
@@ -77,6 +81,7 @@ def main(arguments: list[str]) -> int:
 def refuse_missing_extra(error: MissingExtraError, rank: int) -> int:
     """Say what to install; the exit code is that of a mistake."""
     speak_after_rank_0(rank)
+    activity.end(Status.TOLD)
     print(f"hp train: {error}", file=sys.stderr)
     return 2
 
@@ -125,31 +130,41 @@ def launch_ranks(launch: Launch, arguments: list[str]) -> int:
 def run_rank(arguments: list[str]) -> int:
     """Train as one rank of however many torchrun has started; returns the exit code."""
     announce_rank()
+    # A crash in compiled code shows at least where Python was.
+    faulthandler.enable()
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     configure_logging(is_main=rank == 0)
     started = False
     try:
         from hp_trainer.preparation import build_trainer, load_config
 
-        trainer = build_trainer(load_config(arguments, world_size))
+        with EndBeforeTraining():
+            trainer = build_trainer(load_config(arguments, world_size))
         if rank == 0:
             print(opening(trainer) + "\n", flush=True)
         started = True
         result = trainer.train()
     except ConfigError as error:
         speak_after_rank_0(rank)
+        activity.end(Status.TOLD)
         messages.print_mistakes("hp train" if rank == 0 else f"hp train (rank {rank})", error)
         return 1 if started and trainer.state.step > trainer.first_step else 2
     except MissingExtraError as error:
         return refuse_missing_extra(error, rank)
-    except Exception:
-        where = f" (rank {rank} of {world_size})" if world_size > 1 else ""
-        print(f"hp train: the run failed{where}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+    except RankFailure:
+        return 1  # told already, by one rank for all
+    except BaseException as error:
+        if isinstance(error, SystemExit) and not started:
+            raise  # --help of a recipe
+        where = f"in {activity.where}" + (f" (rank {rank} of {world_size})" if world_size > 1 else "")
+        print(f"hp train: the run failed {where}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        activity.end(Status.TOLD)
         return 1
     if rank == 0:
         launch = Launch(nproc=world_size if inside_torchrun() else 1)
         print("\n" + closing(trainer, result, launch), flush=True)
     trainer.close()
+    activity.end(Status.FINISHED)
     return 0
 
 

@@ -5,13 +5,12 @@ In: `train.checkpoint`, `model.weights_path`. Out: `<run folder>/checkpoint/step
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hp_protocols.errors import ConfigError, Fault
 from hp_trainer._legacy.callbacks.base import Callback
-from hp_trainer._torch_compat import set_collective_timeout
+from hp_trainer.faults import activity
 
 if TYPE_CHECKING:
     from hp_components import CheckpointManager
@@ -65,14 +64,15 @@ class CheckpointCallback(Callback):
         step = trainer.state.step
         if step == self.first_step + 1:
             # Lazy start-up is over; a rank that is late from here on is late for another reason.
-            limit = timedelta(seconds=trainer.sections.comm.train_timeout_seconds)
-            set_collective_timeout(limit, leave=self.manager.process_group)
+            trainer.environment.limit_waiting(trainer.sections.comm, leave=self.manager.process_group)
         self.manager.poll()
+        activity.now("saving a checkpoint")
         if step < trainer.total_steps and self.manager.should_save(step) and self.manager.save(step):
             trainer.notify("on_save", self.manager.folder / f"step-{step}")
 
     def on_train_end(self, trainer: LLMTrainer) -> None:
         step = trainer.state.step
+        activity.now("saving the last checkpoint")
         trainer.saved = self.manager.save(step, force=True)
         trainer.notify("on_save", self.manager.folder / f"step-{step}")
 
