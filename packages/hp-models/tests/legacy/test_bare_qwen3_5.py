@@ -31,8 +31,10 @@ def both(tied: bool, dtype: torch.dtype = torch.float32) -> tuple[Qwen3_5, Qwen3
     bare = Qwen3_5(config)
     bare.init_weights()
     with torch.no_grad():
-        for parameter in bare.parameters():
+        for name, parameter in bare.named_parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
+            if "A_log" in name:
+                parameter.mul_(0.3).sub_(2.0)  # Slow decay: what happened many tokens ago still matters.
     declared = qwen3_5_config(
         **SIZES, layer_types=config.kinds(), mrope_section=(2, 1, 1), tie_word_embeddings=tied
     ).build()

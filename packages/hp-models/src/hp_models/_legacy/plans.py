@@ -6,7 +6,7 @@ parameters. Whatever a plan says that cannot be carried out is a fault.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -55,21 +55,26 @@ def read_tp_plan(model: Qwen3_5) -> TensorPlan:
     Raises:
         ConfigError: an unknown word, a glob of the user's that matches nothing, a cut that does not add up.
     """
-    targets = dict(_matrices_and_parameters(model))
-    own = type(model)._tp_plan
-    words: dict[str, str] = {}
-    faults = []
-    for glob, word in model._tp_plan.items():
-        found = [name for name in targets if matches(glob, name)]
-        if own.get(glob) != word:
-            faults += _entry_faults(glob, word, found, targets)
-        words |= dict.fromkeys(found, word)
+    targets = [name for name, _ in _matrices_and_parameters(model)]
+    own_plan = type(model)._tp_plan
+    faults = [
+        fault
+        for glob, word in model._tp_plan.items()
+        if own_plan.get(glob) != word
+        for fault in _entry_faults(glob, word, targets)
+    ]
+    words = _words(model._tp_plan, targets)
     if not faults:
-        faults = _sum_faults(model, words)
+        faults = _sum_faults(model, words, _words(own_plan, targets))
     if faults:
         raise ConfigError(faults)
     words = {name: word for name, word in words.items() if word != REPLICATE}
-    return TensorPlan(words, tuple(name for name, _ in _blocks(model, words)))
+    return TensorPlan(words, tuple(block for block, _ in _blocks(model, words)))
+
+
+def _words(plan: Mapping[str, str], targets: Iterable[str]) -> dict[str, str]:
+    found = {name: [word for glob, word in plan.items() if matches(glob, name)] for name in targets}
+    return {name: words[-1] for name, words in found.items() if words}
 
 
 def read_cp_modules(model: Qwen3_5, kinds: tuple[type, ...]) -> list[str]:
@@ -107,29 +112,30 @@ def _matrices_and_parameters(model: Module) -> Iterator[tuple[str, Module]]:
                 yield f"{name}.{parameter}" if name else parameter, module
 
 
-def _entry_faults(glob: str, word: str, found: list[str], targets: dict[str, Module]) -> Iterator[Fault]:
+def _entry_faults(glob: str, word: str, targets: list[str]) -> Iterator[Fault]:
+    where = f"{TP_PLAN}[{glob}]"
     if word not in WORDS:
         near = nearest(str(word), WORDS)
         hint = f"did you mean {near}?" if near else None
-        yield Fault(f"{TP_PLAN}[{glob}]", f"{word!r} is no way to split a matrix", ", ".join(WORDS), hint)
-    if not found:
-        problem = "matches no Linear, no Embedding and no parameter of the model"
+        yield Fault(where, f"{word!r} is no way to split a matrix", ", ".join(WORDS), hint)
+    if not any(matches(glob, name) for name in targets):
         near = nearest(glob, targets)
-        yield Fault(f"{TP_PLAN}[{glob}]", problem, hint=f"there is {near}" if near else "a * stays between two dots")
+        hint = f"did you mean {near}?" if near else "a * stays between two dots, as in layers.*.mlp.*"
+        yield Fault(where, "matches no Linear, no Embedding and no parameter of the model", hint=hint)
 
 
-def _sum_faults(model: Qwen3_5, words: dict[str, str]) -> list[Fault]:
-    """Within a block colwise matrices come first and rowwise ones add up; nothing in it may be left out."""
-    wrong = [
-        f"{name}: {', '.join(f'{part} {word}' for part, word in parts.items())}"
-        for name, parts in _blocks(model, words)
-        if not (set(parts.values()) == {COLWISE, ROWWISE} and ROWWISE not in _parameters_of(model, name, words))
-    ]
-    faults = []
+def _sum_faults(model: Qwen3_5, words: dict[str, str], own: dict[str, str]) -> list[Fault]:
+    """A block is cut as the model's own plan says, so that the parts add up, or every rank computes all of it."""
+    faults, wrong = [], []
+    for block, parts in _blocks(model, words):
+        fitting = {part: own.get(f"{block}.{part}", REPLICATE) for part in parts}
+        if parts != fitting:
+            wrong.append((block, parts, fitting))
     if wrong:
+        block, parts, fitting = wrong[0]
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        allowed = "the first matrices of a module and its own parameters colwise, its last rowwise; or all replicate"
-        faults.append(Fault(TP_PLAN, f"{wrong[0]}{more}: does not add up to the module's output", allowed))
+        problem = f"{block}{more}: {_listed(parts)}: what the ranks compute does not add up to its output"
+        faults.append(Fault(TP_PLAN, problem, allowed=f"{_listed(fitting)}; or all replicate"))
     ends = {name: words.get(name, REPLICATE) for name in ("embed_tokens", "lm_head")}
     faults += [
         Fault(f"{TP_PLAN}[{name}]", f"{word}: the vocabulary is dim 0 of its matrix", f"{COLWISE}, {REPLICATE}")
@@ -137,9 +143,12 @@ def _sum_faults(model: Qwen3_5, words: dict[str, str]) -> list[Fault]:
         if word == ROWWISE
     ]
     if not faults and model.config.tie_word_embeddings and len(set(ends.values())) > 1:
-        problem = f"embed_tokens {ends['embed_tokens']}, lm_head {ends['lm_head']}: they are one matrix (tied)"
-        faults.append(Fault(TP_PLAN, problem, allowed="the same word for both"))
+        faults.append(Fault(TP_PLAN, f"{_listed(ends)}: they are one matrix (tied)", allowed="the same word for both"))
     return faults
+
+
+def _listed(parts: dict[str, str]) -> str:
+    return ", ".join(f"{part} {word}" for part, word in parts.items())
 
 
 def _blocks(model: Module, words: dict[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
@@ -150,8 +159,3 @@ def _blocks(model: Module, words: dict[str, str]) -> Iterator[tuple[str, dict[st
         if block:
             parts.setdefault(block, {})[part] = words.get(name, REPLICATE)
     return ((block, found) for block, found in parts.items() if set(found.values()) != {REPLICATE})
-
-
-def _parameters_of(model: Module, block: str, words: dict[str, str]) -> list[str]:
-    own = model.get_submodule(block).named_parameters(recurse=False)
-    return [words.get(f"{block}.{name}", REPLICATE) for name, _ in own]

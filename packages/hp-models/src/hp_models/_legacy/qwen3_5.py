@@ -313,7 +313,9 @@ class Chunks:
         place = ops.arange(CHUNK, device=v.device)
         future = place[:, None] < place[None, :]
         fade = (log[..., :, None] - log[..., None, :]).masked_fill(future, float("-inf")).exp()
-        since_start, until_end = log.exp(), (log[..., -1:] - log).exp()
+        # The difference before either exponential: the parts of log's gradient are added up in this order.
+        until_end = log[..., -1:] - log
+        since_start, until_end = log.exp(), until_end.exp()
         k_t, k_beta = k.transpose(-1, -2), k[:, :, :, None] * beta
         coupling = (k_beta.flatten(3, 4) @ k_t).unflatten(3, shared[3:]) * fade
 
