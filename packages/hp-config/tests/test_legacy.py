@@ -173,6 +173,7 @@ train:
         ("train.optimizer.max_grad_norm=0", r".inf measures the norm and clips nothing"),
         ("train.optimizer.lr=nan", "is out of range"),
         ("train.num_train_epochs=2", "have no epochs"),
+        ("train.profile.enabled=true --train.max_steps=4", "is there after 5, and max_steps is 4"),
         ("model.tokenizer_path=folder", "rows are token ids"),
         ("model.tp_plan.mlp=colwis", "is no way to split a matrix; allowed: colwise, rowwise, replicate"),
         ("data.text_key=body", "template: empty"),
@@ -184,7 +185,7 @@ def test_a_knob_that_could_not_act_is_refused_by_name(write: Write, option: str,
     file = write("model: {}\n")
     (fault,) = faults(file, *f"--{option}".split())
     assert text in fault
-    assert option.partition("=")[0].rpartition(".")[0] in fault
+    assert option.partition("=")[0].rpartition(".")[0] in fault, fault
 
 
 def test_empty_sections_and_an_empty_mapping_are_the_defaults(write: Write) -> None:

@@ -24,37 +24,6 @@ def weights(trainer: Any) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "where", "expected"),
-    [
-        ("train__max_steps", 3, "training.steps", 3),
-        ("train__optimizer", {"max_grad_norm": 0.3}, "training.max_norm", 0.3),
-        ("train__optimizer", {"type": "SGD", "lr": 0.1}, "optimizer.name", "SGD"),
-        ("train__optimizer", {"weight_decay": 0.5}, "optimizer.weight_decay", 0.5),
-        ("train__optimizer", {"eps": 1e-3}, "optimizer.eps", 1e-3),
-        ("train__optimizer", {"betas": [0.5, 0.6]}, "optimizer.betas", (0.5, 0.6)),
-        ("train__optimizer", {"lr_warmup_ratio": 0.6}, "lr_scheduler.warmup_steps", 2),
-        ("train__optimizer", {"lr_decay_style": "linear"}, "lr_scheduler.decay_type", "linear"),
-        ("train__optimizer", {"lr_min": 1e-6}, "lr_scheduler.lr_min", 1e-6),
-        ("train__accelerator", {"reshard_after_forward": False}, "parallelism.fsdp_reshard_after_forward", "never"),
-        ("train__accelerator", {"zero_stage": 3}, "parallelism.fsdp_reshard_after_forward", "always"),
-        ("train__accelerator", {"dp": 1}, "parallelism.data_parallel_shard_degree", 1),
-        ("train__gradient_checkpointing", {"activation_checkpoint": "full"}, "activation_checkpoint.mode", "full"),
-        ("train__mixed_precision", {"enabled": True}, "training.mixed_precision_param", "bfloat16"),
-        ("train__checkpoint", {"save_async": True, "save_hf_weights": False}, "checkpoint.async_mode", "async"),
-        ("train__profile", {"active_steps": 4}, "profiler.profiler_active", 4),
-        ("train__debug", {"deterministic": True}, "debug.deterministic", True),
-    ],
-)
-def test_a_key_reaches_the_part_that_acts_on_it(path: str, value: Any, where: str, expected: Any) -> None:
-    trainer = train(**{path: value})
-    node: Any = trainer.sections
-    for name in where.split("."):
-        node = getattr(node, name)
-    assert node == expected
-    assert trainer.result.reason == "finished"
-
-
 def test_recomputation_and_deterministic_runs_give_the_same_bits_and_half_precision_gives_others() -> None:
     plain = weights(train())
     for options in (
@@ -68,26 +37,6 @@ def test_recomputation_and_deterministic_runs_give_the_same_bits_and_half_precis
     half = train(train__mixed_precision={"enabled": True, "output_dtype": "bfloat16"})
     assert any(not torch.equal(value.full_tensor(), plain[name]) for name, value in weights(half).items())
     assert all(value.dtype == torch.float32 for value in weights(half).values())
-
-
-def test_frozen_parameters_stay_and_others_move() -> None:
-    trainer = build(model__freeze_modules=["embed_tokens"], train__optimizer={"lr": 0.1})
-    before = weights(trainer)
-    trainer.train()
-    moved = {name for name, value in weights(trainer).items() if not torch.equal(value, before[name])}
-    assert "embed_tokens.weight" not in moved
-    assert "lm_head.weight" in moved
-    trainer.close()
-
-
-def test_dimensions_come_from_the_section_and_overrides_win() -> None:
-    trainer = build(model__num_attention_heads=2, model__num_key_value_heads=1, model__max_position_embeddings=64)
-    config = trainer.model.config
-    assert (config.num_attention_heads, config.num_key_value_heads, config.max_position_embeddings) == (2, 1, 64)
-    trainer.close()
-    wide = build(model__config_overrides={"hidden_size": 64, "layer_types": ["full_attention"] * 2})
-    assert wide.model.config.hidden_size == 64
-    wide.close()
 
 
 def test_text_conversations_and_datasets_are_read(tmp_path: Path) -> None:
@@ -267,3 +216,15 @@ def test_files_as_they_are_in_use_are_read_and_what_is_not_supported_is_named(te
     with pytest.raises(ValueError) as caught:
         parse_args(HyperTrainerConfig, ["real.yaml"])
     assert all(any(f"({path})" in str(fault) for fault in caught.value.faults) for path in refused)  # type: ignore[attr-defined]
+
+
+def test_memory_is_pinned_where_there_is_an_accelerator_unless_the_file_says_no(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for pin in (True, False):
+        trainer = build(data__pin_memory=pin)
+        assert not trainer.data_config.prefetch(0, 0).pin_memory or torch.accelerator.is_available()
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.accelerator, "is_available", lambda: True)
+            assert trainer.data_config.prefetch(0, 0).pin_memory is pin
+        trainer.close()

@@ -156,6 +156,7 @@ _OLDER_NAMES = {
     "validation.dataloader": "train.eval.eval_dataset",
     "training.seq_len": "data.max_seq_len",
     "tokenizer.tokenizer_path": "model.tokenizer_path",
+    "model spec": "model.name",
     "optimizer.name": "train.optimizer.type",
     "optimizer": "train.optimizer",
     "lr_scheduler.lr_min": "train.optimizer.lr_min",
