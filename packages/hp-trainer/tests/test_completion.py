@@ -48,6 +48,8 @@ def test_bash_completes_commands_recipes_options_and_values(press_tab) -> None:
     started = time.monotonic()
     assert press_tab("hp", "train", *RECIPE, "--compile.mode", "") == ["blocks", "graph", "none"]
     assert press_tab("hp", "train", *RECIPE, "--compile.mode", "=", "bl") == ["blocks"]
+    assert {"--world-size", "--device-memory", "--training.seq_len"} <= set(press_tab("hp", "plan", *RECIPE, "--"))
+    assert press_tab("hp", "plan", *RECIPE, "--device", "H100") == ["H100-80GB", "H100-NVL"]
     # The recipe was loaded once, for the first Tab; these are answered from the cache.
     assert time.monotonic() - started < 20
     # A file name is left to the shell.

@@ -62,18 +62,19 @@ def watch_operations(watch: Callable[[Any, Any, tuple[type, ...], tuple[Any, ...
 @contextlib.contextmanager
 def watch_resizes(watch: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
     """While entered, `watch` is told of every storage whose size was changed; FSDP2 frees and allocates that way."""
-    original = torch.UntypedStorage.resize_
+    owner: Any = torch.UntypedStorage
+    original = owner.resize_
 
     def resize_(storage: torch.UntypedStorage, size: int) -> Any:
         result = original(storage, size)
         watch(storage)
         return result
 
-    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
+    owner.resize_ = resize_
     try:
         yield
     finally:
-        torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
+        owner.resize_ = original
 
 
 @contextlib.contextmanager

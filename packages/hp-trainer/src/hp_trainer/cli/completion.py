@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 from hp_components.data.cache import cache_key, cache_root, open_atomic
 from hp_config import list_recipes
 from hp_protocols.errors import ConfigError
+from hp_trainer.plan import DEVICES
 
 USAGE = """\
 usage: hp completion bash|zsh|fish
@@ -39,8 +40,9 @@ SCRIPTS = {
 }
 
 LAUNCH = ("--nproc", "--nnodes", "--node-rank", "--rdzv-endpoint")
-# Commands that take a recipe, and what else follows a command.
-WITH_RECIPE = ("train", "config", "plan")
+PLAN = ("--world-size", "--device-memory", "--device", "--json")
+# Commands that take a recipe, with what they take beside its options; and what else follows a command.
+WITH_RECIPE: Mapping[str, tuple[str, ...]] = {"train": LAUNCH, "config": (), "plan": PLAN}
 WITH_FOLDER = ("plot", "sample")
 WORDS: Mapping[str, tuple[str, ...]] = {
     "completion": tuple(SCRIPTS),
@@ -89,12 +91,14 @@ def candidates(command: str, typed: Sequence[str], current: str) -> Iterable[str
         return ()
     if command not in WITH_RECIPE:
         return WORDS.get(command, ())
+    if command == "plan" and previous in PLAN:
+        return DEVICES if previous == "--device" else ()
     options = _options(module, _value_of("--config", typed))
     if previous in options:
         return options[previous]
     if not current.startswith("-"):
         return WORDS.get(command, ()) if not typed else ()
-    fixed = ("--module", "--config", *(LAUNCH if command == "train" else ()))
+    fixed = ("--module", "--config", *WITH_RECIPE[command])
     return {*fixed, *options, "--help"} - {word for word in typed if word.startswith("--mod")}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,19 +19,23 @@ from hp_trainer.cli import messages
 if TYPE_CHECKING:
     from hp_trainer.plan import DeviceMemory
 
-USAGE = """\
+OPTIONS = """\
+  --world-size N          processes in all (default 1)
+  --device-memory SIZE    does it fit, such as 64GiB; if not, what to change
+  --device NAME           the same for a known device, such as H100-80GB
+  --json FILE             also write the plan as JSON; - writes it instead of the text"""
+
+USAGE = f"""\
 usage: hp plan --module MODULE --config RECIPE --world-size N [--option value …] [options]
        hp plan RUN/resolved.yaml --world-size N [--option value …] [options]
 
 Layout, parameters, FLOPs and memory per rank of a run, without running it: one rank's step is gone through with
-tensors that have sizes but no content. Takes every option of `hp train`.
+tensors that have sizes but no content. No accelerator and no processes are needed. Takes every option of `hp train`.
 
-  --world-size N          processes in all (default 1)
-  --device-memory SIZE    does it fit, such as 64GiB; if not, what to change
-  --device NAME           the same for a known device, such as H100-80GB
-  --json FILE             write the plan as JSON; - writes it instead of the text
+{OPTIONS}
 
-exit codes: 0 fine (also where it does not fit), 2 a mistake in the command or configuration"""
+exit codes: 0 planned (also where it does not fit), 1 the JSON could not be written, 2 a mistake in the command or
+configuration"""
 
 
 def main(arguments: list[str]) -> int:
@@ -41,6 +46,8 @@ def main(arguments: list[str]) -> int:
     try:
         own, rest = _split(arguments)
         device = _device(own)
+        if {"-h", "--help"} & set(rest):
+            print(f"plan:\n{OPTIONS}\n", flush=True)
         config = ConfigManager().parse_args(rest, world_size=own.world_size)
         if isinstance(config, HyperTrainerConfig):
             problem = "is a YAML of the older trainer, which is not planned for"
@@ -51,12 +58,12 @@ def main(arguments: list[str]) -> int:
 
         plan = plan_run(config, own.world_size)
         short = device is not None and plan.memory.total > device.usable
-        remedies = advise(config, own.world_size, plan, device.usable) if short and device is not None else []
+        remedies = advise(config, plan, device.usable) if short and device is not None else []
     except ConfigError as error:
         messages.print_mistakes("hp plan", error)
         return 2
     except MissingExtraError as error:
-        print(f"hp plan: {error}")
+        print(f"hp plan: {error}", file=sys.stderr)
         return 2
     finally:
         logging.disable(logging.NOTSET)
@@ -65,7 +72,10 @@ def main(arguments: list[str]) -> int:
         if own.json == "-":
             print(text)
             return 0
-        Path(own.json).write_text(text + "\n")
+        try:
+            Path(own.json).write_text(text + "\n")
+        except OSError as error:
+            return messages.fail("hp plan", f"--json: {error}")
     print(render(plan, device, remedies))
     return 0
 

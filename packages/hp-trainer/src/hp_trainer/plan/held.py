@@ -30,7 +30,7 @@ STATES = (Use.PARAMETERS, Use.GRADIENTS, Use.OPTIMIZER)
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Bytes of one rank.
+    """Bytes of one rank, by `Use`.
 
     Attributes:
         parameters, gradients, optimizer: the rank's own shards.

@@ -83,11 +83,11 @@ def _contexts(kinds: Sequence[Hashable]) -> list[Context]:
 
 
 def _cut(contexts: Sequence[Context]) -> tuple[int, int] | None:
-    """The longest stretch that can go: it begins like what follows it, and all in it is also elsewhere."""
+    """The longest stretch that can go: no other layer gets other neighbours, and all in it is also elsewhere."""
     for length in range(len(contexts) - 1, 0, -1):
         for start in range(len(contexts) - length):
             stop = start + length
-            if contexts[start] != contexts[stop]:
+            if contexts[start][:2] != contexts[stop][:2]:
                 continue
             if set(contexts[start:stop]) <= {*contexts[:start], *contexts[stop:]}:
                 return start, stop

@@ -11,6 +11,7 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -106,15 +107,16 @@ def trace_step(
         stack.enter_context(watch.watching())
         module.to_empty(device="cpu")
         module.train()
-        step = _training_step(config, environment, module)
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        # Before the optimizer, which may use a gradient up as soon as it is there.
+        _name_gradients(watch, module, parameters)
+        step = _training_step(config, environment, module)
         _prime(step.optimizer, parameters)
         _name_states(watch, module, step.optimizer)
         if step.micro_batches > 1:
             for parameter in parameters:
                 parameter.grad = torch.zeros_like(parameter)
                 watch.hold(parameter.grad, Use.GRADIENTS)
-        _name_gradients(watch, module, parameters)
         if layers is not None:
             _mark_layers(watch, list(getattr(module, layers)))
         states = _layer_states(watch, module, step.optimizer, layers)
@@ -185,6 +187,10 @@ def _batch(config: HyperTrainer.Config) -> Batch:
         names.append("positions")
         documents["cu_seqlens"] = list(range(0, rows * length + 1, length))
     return {name: torch.zeros(rows, length, dtype=torch.int64) for name in names} | documents
+
+
+def _has_documents(config: HyperTrainer.Config) -> bool:
+    return bool(getattr(config.dataloader, "document_mask", False))
 
 
 # ---- what memory is for ---------------------------------------------------------------------------------------
@@ -261,8 +267,7 @@ def _by_layer(module: nn.Module, layers: str | None) -> list[list[nn.Parameter]]
 
 
 def _local(parameter: nn.Parameter) -> torch.Tensor:
-    local = parameter.to_local() if isinstance(parameter, get_platform().DTensor) else parameter
-    return local  # type: ignore[no-any-return]
+    return parameter.to_local() if isinstance(parameter, get_platform().DTensor) else parameter
 
 
 # ---- where the step is ----------------------------------------------------------------------------------------

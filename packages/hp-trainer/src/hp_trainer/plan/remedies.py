@@ -7,6 +7,7 @@ them; the last one fits, or nothing here is enough.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -33,92 +34,100 @@ class Remedy:
     total: int
 
 
-Change = Callable[["HyperTrainer.Config", int], tuple[str, int] | None]
+Change = Callable[["HyperTrainer.Config", RunPlan, int], str | None]
+"""Change a config so that it needs less; the option that says so, or None where there is nothing to change. It is given
+the plan before the change, and the bytes that a rank may take."""
 
 
-def advise(config: HyperTrainer.Config, world_size: int, plan: RunPlan, usable: int) -> list[Remedy]:
+def advise(config: HyperTrainer.Config, plan: RunPlan, usable: int) -> list[Remedy]:
     """Add options until a rank takes no more than `usable` bytes, or none is left that helps.
 
     Changes of the batch or of the number of processes come last: they change the training, or what it costs.
     """
-    config = copy.deepcopy(config)
-    found: list[Remedy] = []
-    total = plan.memory.total
-    changes = list(_CHANGES)
-    if sum(plan.memory.peak.of([use]) for use in STATES) > usable and not plan.memory.host:
-        # Whatever is saved on activations, the states alone do not fit.
-        changes = [_SHARD, _MORE_PROCESSES, *(c for c in changes if c not in (_SHARD, _MORE_PROCESSES))]
-    for change in changes:
-        while total > usable:
+    found: list[tuple[Change, Remedy]] = []
+    # Where the states alone do not fit, whatever is saved on activations comes after them.
+    first = (_shard_copies, _more_processes) if plan.memory.peak.of(STATES) > usable else ()
+    for change in (*first, *_CHANGES):
+        while plan.memory.total > usable:
             changed = copy.deepcopy(config)
-            option = change(changed, world_size)
+            option = change(changed, plan, usable)
             if option is None:
                 break
+            world_size = plan.layout.world_size * (_factor(plan, usable) if change is _more_processes else 1)
             try:
-                needed = plan_run(changed, option[1]).memory.total
+                better = plan_run(changed, world_size)
             except ConfigError:
                 break  # this change is not to be had here
-            if needed > total * (1 - WORTHWHILE):
+            if better.memory.total > plan.memory.total * (1 - WORTHWHILE):
                 break
-            config, world_size, total = changed, option[1], needed
-            found.append(Remedy(*option, total))
-    return found
+            config, plan = changed, better
+            if found and found[-1][0] is change:
+                found.pop()  # half of the half says it all
+            found.append((change, Remedy(option, world_size, plan.memory.total)))
+    return [remedy for _, remedy in found]
 
 
-def _recompute(config: HyperTrainer.Config, world_size: int) -> tuple[str, int] | None:
+def _recompute(config: HyperTrainer.Config, plan: RunPlan, usable: int) -> str | None:
     if config.activation_checkpoint.mode == "full":
         return None
     config.activation_checkpoint.mode = "full"
-    return "--activation_checkpoint.mode full", world_size
+    return "--activation_checkpoint.mode full"
 
 
-def _chunk_loss(config: HyperTrainer.Config, world_size: int) -> tuple[str, int] | None:
+def _chunk_loss(config: HyperTrainer.Config, plan: RunPlan, usable: int) -> str | None:
     if getattr(config.loss, "num_chunks", None) != 0 or config.compile.mode == "graph":
         return None
     config.loss.num_chunks = 8  # type: ignore[attr-defined]
-    return "--loss.num_chunks 8", world_size
+    return "--loss.num_chunks 8"
 
 
-def _half_precision(config: HyperTrainer.Config, world_size: int) -> tuple[str, int] | None:
+def _half_precision(config: HyperTrainer.Config, plan: RunPlan, usable: int) -> str | None:
     if config.training.mixed_precision_param != "float32":
         return None
     config.training.mixed_precision_param = "bfloat16"
-    return "--training.mixed_precision_param bfloat16", world_size
+    return "--training.mixed_precision_param bfloat16"
 
 
-def _shard_copies(config: HyperTrainer.Config, world_size: int) -> tuple[str, int] | None:
+def _shard_copies(config: HyperTrainer.Config, plan: RunPlan, usable: int) -> str | None:
     parallelism = config.parallelism
     if parallelism.data_parallel_replicate_degree == 1:
         return None
     parallelism.data_parallel_replicate_degree, parallelism.data_parallel_shard_degree = 1, -1
-    return "--parallelism.data_parallel_replicate_degree 1 --parallelism.data_parallel_shard_degree -1", world_size
+    return "--parallelism.data_parallel_replicate_degree 1 --parallelism.data_parallel_shard_degree -1"
 
 
-def _fewer_rows(config: HyperTrainer.Config, world_size: int) -> tuple[str, int] | None:
+def _fewer_rows(config: HyperTrainer.Config, plan: RunPlan, usable: int) -> str | None:
     """Half the rows at once; the step stays what it is, in more micro-batches."""
     training, rows = config.training, config.training.local_batch_size
     if rows % 2:
         return None
-    parallelism = config.parallelism
-    shared = parallelism.tensor_parallel_degree * parallelism.context_parallel_degree
-    if training.global_batch_size == -1:
-        training.global_batch_size = rows * (world_size // shared // parallelism.pipeline_parallel_degree)
-    training.local_batch_size = rows // 2
-    option = f"--training.local_batch_size {rows // 2} --training.global_batch_size {training.global_batch_size}"
-    return option, world_size
+    training.local_batch_size, training.global_batch_size = rows // 2, plan.layout.global_rows
+    return f"--training.local_batch_size {rows // 2} --training.global_batch_size {plan.layout.global_rows}"
 
 
-def _more_processes(config: HyperTrainer.Config, world_size: int) -> tuple[str, int] | None:
-    parallelism = config.parallelism
-    if parallelism.data_parallel_shard_degree != -1:
-        parallelism.data_parallel_shard_degree *= 2
-    if config.training.global_batch_size != -1:
-        # Twice the ranks read twice the rows, unless a step has micro-batches to give.
+def _more_processes(config: HyperTrainer.Config, plan: RunPlan, usable: int) -> str | None:
+    """As many as would bring the states down; the step keeps its rows if they can be shared out."""
+    factor, layout = _factor(plan, usable), plan.layout
+    if factor == 1:
+        return None
+    option = f"--world-size {layout.world_size * factor}"
+    if config.parallelism.data_parallel_shard_degree != -1:
+        config.parallelism.data_parallel_shard_degree *= factor
+        option += f" --parallelism.data_parallel_shard_degree {config.parallelism.data_parallel_shard_degree}"
+    at_once = layout.global_rows // layout.micro_batches * factor
+    if config.training.global_batch_size != -1 and config.training.global_batch_size % at_once:
         config.training.global_batch_size = -1
-    return f"--world-size {world_size * 2}", world_size * 2
+        option += " --training.global_batch_size -1"
+    return option
 
 
-_SHARD, _MORE_PROCESSES = _shard_copies, _more_processes
+def _factor(plan: RunPlan, usable: int) -> int:
+    """How many times the processes, a power of two; 1: what does not shrink with them is too much already."""
+    states = plan.memory.peak.of(STATES)
+    left = usable - (plan.memory.total - states)
+    return 1 if left <= 0 or not states else max(2, 2 ** math.ceil(math.log2(states / left)))
+
+
 _CHANGES: tuple[Change, ...] = (
     _chunk_loss,
     _recompute,

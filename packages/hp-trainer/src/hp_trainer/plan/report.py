@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from hp_trainer.plan.device_memory import RESERVED_SHARE, DeviceMemory
+from hp_trainer.plan.devices import RESERVED_SHARE, DeviceMemory
 from hp_trainer.plan.held import Use
 from hp_trainer.plan.remedies import Remedy
 from hp_trainer.plan.run_plan import Memory, RunPlan
@@ -40,8 +40,8 @@ def render(plan: RunPlan, device: DeviceMemory | None = None, remedies: Sequence
         f"each rank {layout.local_rows} at once{micro}",
         f"parameters   {_count(parameters.total)} = {_count(parameters.embedding)} embedding "
         f"+ {_count(parameters.non_embedding)}; per rank {_count(parameters.rank_max)}{least}",
-        f"FLOPs        {_count(plan.flops_per_token)} per token, {_count(plan.flops_per_step)} per step, "
-        f"{_count(plan.flops_per_step // layout.world_size)} of each rank",
+        f"FLOPs        {_flops(plan.flops_per_token)} per token, {_flops(plan.flops_per_step)} per step, "
+        f"{_flops(plan.flops_per_step // layout.world_size)} per rank and step",
         "",
         *_memory_lines(plan.memory),
         *(f"note         {note}" for note in plan.notes),
@@ -107,10 +107,21 @@ def to_plain(plan: RunPlan, device: DeviceMemory | None = None, remedies: Sequen
 
 
 def _count(number: int) -> str:
-    """`3.01 M`, `26.9 B`, `1.2 P`: three digits."""
-    for limit, unit in ((10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
+    """`3.01 M`, `26.9 B`."""
+    return _scaled(number, ((10**9, " B"), (10**6, " M"), (10**3, " k")))
+
+
+def _flops(number: int) -> str:
+    """`160 GFLOPs`, `41.9 PFLOPs`."""
+    units = ((10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"))
+    return _scaled(number, tuple((limit, f" {unit}FLOPs") for limit, unit in units))
+
+
+def _scaled(number: int, units: Sequence[tuple[int, str]]) -> str:
+    """Three digits and the largest unit that fits; all digits where there are more in front of the point."""
+    for limit, unit in units:
         if number >= limit:
-            return f"{number / limit:.3g} {unit}" if number < 999.5 * limit else f"{number / limit:.0f} {unit}"
+            return f"{number / limit:.3g}{unit}" if number < 999.5 * limit else f"{number / limit:,.0f}{unit}"
     return str(number)
 
 

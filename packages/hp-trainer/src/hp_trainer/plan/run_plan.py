@@ -139,7 +139,7 @@ def plan_run(config: HyperTrainer.Config, world_size: int, *, whole: bool = Fals
     shortening = _shorten(model_config, layers, whole)
     if shortening is not None and layers is not None:
         kept = [getattr(model_config, layers)[index] for index in shortening.kept]
-        model_config = dataclasses.replace(model_config, **{layers: kept})
+        setattr(model_config, layers, kept)
     with on_cpu():
         most = _rank_size(planned, model_config, layers, world_size, 0, shortening)
         least = _rank_size(planned, model_config, layers, world_size, world_size - 1, shortening)
