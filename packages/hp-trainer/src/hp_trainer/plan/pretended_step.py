@@ -158,7 +158,9 @@ def _build(config: HyperTrainer.Config, model_config: BaseModel.Config, environm
 def _training_step(config: HyperTrainer.Config, environment: Environment, module: nn.Module) -> TrainingStep:
     loss_fn = config.loss.build()
     loss_fn.check_model(module)
-    if _masks_documents(config) and (faults := document_mask_faults(config.dataloader, module)):
+    # What the dataloader would say of itself.
+    documents: Any = SimpleNamespace(document_mask=_masks_documents(config))
+    if faults := document_mask_faults(documents, module):
         raise ConfigError(faults)
     training, dp = config.training, environment.dp_degree
     rows = training.local_batch_size * dp
@@ -187,10 +189,6 @@ def _batch(config: HyperTrainer.Config) -> Batch:
         names.append("positions")
         documents["cu_seqlens"] = list(range(0, rows * length + 1, length))
     return {name: torch.zeros(rows, length, dtype=torch.int64) for name in names} | documents
-
-
-def _has_documents(config: HyperTrainer.Config) -> bool:
-    return bool(getattr(config.dataloader, "document_mask", False))
 
 
 # ---- what memory is for ---------------------------------------------------------------------------------------
