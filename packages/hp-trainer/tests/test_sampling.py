@@ -129,7 +129,7 @@ def test_mistakes_are_told_with_what_would_be_right(
         (str(run), "--seed", "3"): "--seed: does nothing while the likeliest token is taken",
         (str(run), "--temperature", "-1"): "--temperature: -1.0 is no temperature",
         (str(run), "--max_new_tokens", "many"): "--max_new_tokens: invalid int value: 'many'",
-        (str(run), "--promt", "x"): "unrecognized arguments: --promt x",
+        (str(run), "--promt", "x"): "did you mean --prompt?",
     }
     for arguments, said in cases.items():
         assert main(list(arguments)) == 2, arguments

@@ -6,6 +6,8 @@ configuration. Neither this module nor `hp --help` imports torch; only what load
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -51,14 +53,23 @@ def usage() -> str:
 
 def command() -> NoReturn:
     """The `hp` command as a process: runs `main` and ends the process with its code."""
-    end_process(main())
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # `hp … | head` has read enough. What is still buffered would raise the same at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    end_process(code)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command line; `argv` defaults to the process's arguments. Returns the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(usage())
+        print(usage(), file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
     name, *rest = arguments
     if name == "--version":

@@ -11,14 +11,18 @@ usage: hp config show     --module M --config C [--option value …]   the whole
        hp config diff     RUN/resolved.yaml [OTHER.yaml]             what differs from the recipe, or between two
        hp config validate RUN/resolved.yaml [--world-size N]         every mistake at once
 
-Each also takes `--module M --config C` with options in place of a YAML file, and the other way round."""
+Each also takes `--module M --config C` with options in place of a YAML file, and the other way round.
+
+exit codes: 0 fine, 2 a mistake in the command or the configuration"""
 
 
 def main(arguments: list[str]) -> int:
     """Run one of the three; prints its text and returns its exit code."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0 if arguments else 2
+    # Beside a recipe, --help is about its options.
+    asked = bool({"-h", "--help"} & set(arguments)) and "--module" not in " ".join(arguments)
+    if asked or not arguments:
+        print(USAGE, file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else 2
     from hp_config import cli
 
     commands = {"show": cli.show, "diff": cli.diff, "validate": cli.validate}

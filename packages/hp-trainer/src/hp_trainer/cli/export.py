@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from hp_protocols.errors import ConfigError
-from hp_trainer.cli import messages
 from hp_trainer.cli.arguments import Arguments
+from hp_trainer.cli.frame import run_command
 
 USAGE = """\
 usage: hp export RUN_FOLDER [options]
@@ -23,26 +22,19 @@ exit codes: 0 fine, 1 it could not be written, 2 a mistake in the command"""
 
 def main(arguments: list[str]) -> int:
     """Run `hp export <arguments>`."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(USAGE)
-        return 0 if arguments else 2
-    try:
-        parser = Arguments("hp export")
-        parser.add_argument("run_folder", type=Path)
-        parser.flag("to", type=Path)
-        parser.flag("step", type=int)
-        parser.flag("dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-        options = parser.parse_args(arguments)
-        logging.basicConfig(format="%(message)s", level=logging.WARNING)
-        from hp_components import CheckpointError
-        from hp_trainer.weights import export_run
+    return run_command("hp export", USAGE, arguments, export)
 
-        try:
-            path = export_run(options.run_folder, options.to, step=options.step, dtype=options.dtype)
-        except CheckpointError as error:
-            return messages.fail("hp export", str(error))
-    except ConfigError as error:
-        messages.print_mistakes("hp export", error)
-        return 2
+
+def export(arguments: list[str]) -> None:
+    """Read the options, write the folder, say where it is."""
+    parser = Arguments("hp export")
+    parser.add_argument("run_folder", metavar="RUN_FOLDER", type=Path)
+    parser.flag("to", type=Path)
+    parser.flag("step", type=int)
+    parser.flag("dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    from hp_trainer.weights import export_run
+
+    path = export_run(options.run_folder, options.to, step=options.step, dtype=options.dtype)
     print(f"{path}\n\nLoad it with transformers.AutoModelForCausalLM.from_pretrained({str(path)!r})")
-    return 0

@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 
 from hp_config import ConfigManager
-from hp_protocols.errors import ConfigError
-from hp_trainer.cli import messages
+from hp_protocols.errors import ConfigError, Fault
 from hp_trainer.cli.arguments import Arguments
+from hp_trainer.cli.frame import run_command
 
 USAGE = """\
 usage: hp import HF_FOLDER --to FOLDER --module MODULE --config RECIPE [--option value …]
@@ -22,25 +22,20 @@ exit codes: 0 fine, 1 it could not be written, 2 a mistake in the command"""
 
 def main(arguments: list[str]) -> int:
     """Run `hp import <arguments>`."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(USAGE)
-        return 0 if arguments else 2
-    try:
-        parser = Arguments("hp import")
-        parser.add_argument("hf_folder", type=Path)
-        parser.flag("to", type=Path, required=True)
-        options, rest = parser.parse_known_args(arguments)
-        config = ConfigManager().parse_args(rest, world_size=1)
-        logging.basicConfig(format="%(message)s", level=logging.WARNING)
-        from hp_components import CheckpointError
-        from hp_trainer.weights import import_folder
+    return run_command("hp import", USAGE, arguments, import_weights)
 
-        try:
-            path = import_folder(options.hf_folder, config, options.to)
-        except CheckpointError as error:
-            return messages.fail("hp import", str(error))
-    except ConfigError as error:
-        messages.print_mistakes("hp import", error)
-        return 2
+
+def import_weights(arguments: list[str]) -> None:
+    """Read the options, those of the recipe too, write the checkpoint, say how to start from it."""
+    parser = Arguments("hp import")
+    parser.add_argument("hf_folder", metavar="HF_FOLDER", type=Path)
+    parser.flag("to", type=Path, required=True)
+    options, rest = parser.parse_known_args(arguments)
+    if not options.hf_folder.is_dir():
+        raise ConfigError(Fault(str(options.hf_folder), "is no folder", allowed="one with safetensors and config.json"))
+    config = ConfigManager().parse_args(rest, world_size=1)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    from hp_trainer.weights import import_folder
+
+    path = import_folder(options.hf_folder, config, options.to)
     print(f"{path}\n\nStart from it: hp train … --checkpoint.initial_load_path {path}")
-    return 0

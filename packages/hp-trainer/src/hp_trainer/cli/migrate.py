@@ -11,49 +11,43 @@ from pathlib import Path
 
 from hp_config import HyperTrainerConfig, parse_args
 from hp_protocols.errors import ConfigError, Fault
-from hp_trainer.cli import messages
+from hp_trainer.cli.arguments import Arguments
+from hp_trainer.cli.frame import run_command
 
 USAGE = """\
 usage: hp migrate OLD.yaml [-o NEW.yaml] [--train.max_steps=20 …]
 
 Write the YAML of the older trainer (sections model, data, train) as changes to a recipe, which `hp train NEW.yaml`
-takes. Keys without a counterpart are listed with the reason, in the file as comments and on standard error."""
+takes. Keys without a counterpart are listed with the reason, in the file as comments and on standard error.
+
+  -o NEW.yaml    write it there; default: on standard output
+  --train.…      any key of the older file, changed before it is written anew
+
+exit codes: 0 fine, 1 it could not be written, 2 a mistake in the command or the file"""
 
 
 def main(arguments: list[str]) -> int:
     """Run `hp migrate <arguments>`."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0 if arguments else 2
-    try:
-        words, target = _take_target(arguments)
-        args = parse_args(HyperTrainerConfig, words)
-        from hp_trainer._legacy.migration import migrate
+    return run_command("hp migrate", USAGE, arguments, rewrite)
 
-        migration = migrate(args)
-        if target is None:
-            print(migration.text, end="")
-        else:
-            _write(target, migration.text)
-    except ConfigError as error:
-        messages.print_mistakes("hp migrate", error)
-        return 2
+
+def rewrite(arguments: list[str]) -> None:
+    """Read the older file with its options, write the new one, say what has no counterpart."""
+    parser = Arguments("hp migrate")
+    parser.add_argument("-o", dest="target", metavar="NEW.yaml", type=Path)
+    options, words = parser.parse_known_args(arguments)
+    target: Path | None = options.target
+    if not words or words[0].startswith("-"):
+        raise ConfigError(Fault("hp migrate", "the older file is missing", hint="hp migrate OLD.yaml -o NEW.yaml"))
+    if target is not None and target.exists():
+        raise ConfigError(Fault(str(target), "is there already and is not written over", hint="choose another name"))
+    args = parse_args(HyperTrainerConfig, words)
+    from hp_trainer._legacy.migration import migrate
+
+    migration = migrate(args)
+    if target is None:
+        print(migration.text, end="")
+    else:
+        target.write_text(migration.text, encoding="utf-8")
     for line in migration.left_out:
         print(f"hp migrate: not taken over: {line}", file=sys.stderr)
-    return 0
-
-
-def _take_target(arguments: list[str]) -> tuple[list[str], Path | None]:
-    """The words without `-o FILE`."""
-    if "-o" not in arguments:
-        return arguments, None
-    place = arguments.index("-o")
-    if place + 1 == len(arguments):
-        raise ConfigError(Fault("-o", "a value is missing", allowed="the file to write"))
-    return arguments[:place] + arguments[place + 2 :], Path(arguments[place + 1])
-
-
-def _write(target: Path, text: str) -> None:
-    if target.exists():
-        raise ConfigError(Fault(str(target), "is there already and is not written over", hint="choose another name"))
-    target.write_text(text, encoding="utf-8")

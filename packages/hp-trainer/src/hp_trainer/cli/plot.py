@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hp_protocols.errors import ConfigError, Fault
-from hp_trainer.cli import messages
 from hp_trainer.cli.arguments import Arguments
+from hp_trainer.cli.frame import run_command
 
 USAGE = """\
 usage: hp plot RUN_FOLDER [RUN_FOLDER ...] [--out FILE.png]
@@ -28,21 +28,17 @@ CURVE_WIDTH = 40
 
 def main(arguments: list[str]) -> int:
     """Run `hp plot <arguments>`."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(USAGE)
-        return 0 if arguments else 2
-    try:
-        parser = Arguments("hp plot")
-        parser.add_argument("runs", type=Path, nargs="+")
-        parser.flag("out", type=Path)
-        options = parser.parse_args(arguments)
-        runs: list[Path] = list(dict.fromkeys(options.runs))
-        out: Path = options.out or (runs[0] / "loss.png" if len(runs) == 1 else Path("loss.png"))
-        draw(runs, out)
-    except ConfigError as error:
-        messages.print_mistakes("hp plot", error)
-        return 2
-    return 0
+    return run_command("hp plot", USAGE, arguments, plot)
+
+
+def plot(arguments: list[str]) -> None:
+    """Read the options and draw."""
+    parser = Arguments("hp plot")
+    parser.add_argument("runs", metavar="RUN_FOLDER", type=Path, nargs="+")
+    parser.flag("out", type=Path)
+    options = parser.parse_args(arguments)
+    runs: list[Path] = list(dict.fromkeys(options.runs))
+    draw(runs, options.out or (runs[0] / "loss.png" if len(runs) == 1 else Path("loss.png")))
 
 
 def draw(runs: list[Path], out: Path) -> None:

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from hp_protocols.errors import ConfigError, Fault
-from hp_trainer.cli import messages
 from hp_trainer.cli.arguments import Arguments
+from hp_trainer.cli.frame import run_command
 
 USAGE = """\
 usage: hp sample RUN_FOLDER [options]
@@ -32,15 +32,7 @@ exit codes: 0 fine, 2 a mistake in the command"""
 
 def main(arguments: list[str]) -> int:
     """Run `hp sample <arguments>`."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(USAGE)
-        return 0 if arguments else 2
-    try:
-        options = parse(arguments)
-        return write(options)
-    except ConfigError as error:
-        messages.print_mistakes("hp sample", error)
-        return 2
+    return run_command("hp sample", USAGE, arguments, lambda given: write(parse(given)))
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -50,7 +42,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         ConfigError: one of them is no such value, or would do nothing.
     """
     parser = Arguments("hp sample")
-    parser.add_argument("run_folder", type=Path)
+    parser.add_argument("run_folder", metavar="RUN_FOLDER", type=Path)
     parser.flag("prompt", default="")
     parser.flag("max_new_tokens", type=int, default=200)
     parser.flag("temperature", type=float, default=0.0)
@@ -75,7 +67,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def write(options: argparse.Namespace) -> int:
+def write(options: argparse.Namespace) -> None:
     """Load the model and write the text."""
     from hp_trainer.sampling import generate, load_trained_model, stream_text
 
@@ -107,4 +99,3 @@ def write(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         pass  # the reader has seen enough
     print()
-    return 0
