@@ -19,22 +19,24 @@ from hp_components import (
     BaseDataLoader,
     BaseTokenizer,
     CorpusTokenizer,
-    DummyDataLoader,
     HuggingFaceTokenizer,
     LRSchedulersContainer,
     OptimizersContainer,
 )
 from hp_components.data import build_tokenizer
-from hp_config import HyperTrainerConfig, dump_yaml
+from hp_config import HyperTrainerConfig, dump_yaml, find_faults
 from hp_protocols import ModelSpec, get_spec
 from hp_protocols.errors import ConfigError, Fault
+from hp_protocols.platform import get_platform
 from hp_trainer import environment as env
 from hp_trainer._legacy import bare_model, data
 from hp_trainer._legacy.callbacks import Callback, default_callbacks
+from hp_trainer._legacy.processes import backend_faults, local_rank
 from hp_trainer._legacy.run_place import RunPlace, choose_place
 from hp_trainer._legacy.sections import in_older_words, make_sections
 from hp_trainer._legacy.step import LegacyStep, LocalLoss
 from hp_trainer.base_trainer import BaseTrainer, TrainResult
+from hp_trainer.faults import activity
 from hp_trainer.run_folder import RunFolder
 from hp_trainer.train_state import TrainState
 from hp_trainer.training_step import StepResult
@@ -83,17 +85,17 @@ class LLMTrainer(BaseTrainer):
     def setup(self) -> None:
         """Join the other ranks, translate the sections, choose the run folder and the seed."""
         train = self.args.train
-        self.sections, faults = make_sections(self.args)
+        # Again, for arguments that were made in Python.
+        faults = find_faults(self.args, int(os.environ.get("WORLD_SIZE", "1")))
+        self.sections, refused = make_sections(self.args)
+        faults += [fault for fault in refused if fault.where not in {known.where for known in faults}]
+        faults += backend_faults(train.comm_backend, get_platform().device_type())
         if faults:
             raise ConfigError(faults)
-        if train.comm_backend is not None and train.comm_backend not in torch.distributed.Backend.backend_list:
-            known = ", ".join(torch.distributed.Backend.backend_list)
-            raise ConfigError(Fault("train.comm_backend", f"{train.comm_backend!r} is no backend of torch", known))
-        # As the older launcher: the process environment, where there is one, knows better.
-        os.environ.setdefault("LOCAL_RANK", str(train.local_rank))
-        self.environment = env.start_environment(
-            self.sections.parallelism, self.sections.comm, self.sections.debug, backend=train.comm_backend
-        )
+        with local_rank(train.local_rank):
+            self.environment = env.start_environment(
+                self.sections.parallelism, self.sections.comm, self.sections.debug, backend=train.comm_backend
+            )
         checkpoint, is_main = train.checkpoint, self.environment.is_main
         chosen = self.environment.agree(lambda: choose_place(checkpoint) if is_main else None)
         self.place: RunPlace = self.environment.broadcast(chosen)  # type: ignore[assignment]
@@ -144,9 +146,6 @@ class LLMTrainer(BaseTrainer):
         model = self.args.model
         self.tokenizer_config: BaseTokenizer.Config | None = None
         if self.args.data.type not in ("json_file", "hf_datasets"):
-            if model.tokenizer_path is not None:
-                problem = f"is not read by data.type: {self.args.data.type}, whose rows are token ids"
-                raise ConfigError(Fault("model.tokenizer_path", problem, hint="remove the key"))
             return
         folder = model.tokenizer_path or model.weights_path
         self.tokenizer_config = (
@@ -162,23 +161,15 @@ class LLMTrainer(BaseTrainer):
         evaluate = self.args.train.eval
         self.eval_config: BaseDataLoader.Config | None = None
         if evaluate.eval_steps:
-            if section.type == "dummy":
-                hint = "type: json_file"
-                raise ConfigError(Fault("train.eval.eval_dataset", "is not read by data.type: dummy", hint=hint))
             self.eval_config = self._data_config(evaluate.eval_dataset or "", training=False)
 
     def _data_config(self, path: str, *, training: bool) -> BaseDataLoader.Config:
         section, epochs = self.args.data, self.args.train.num_train_epochs if training else 1
         if section.type in ("json_file", "hf_datasets"):
             return data.text_config(section, epochs, path, training=training)
-        if section.type == "dummy" and section.train_size is None:
-            if epochs != 1:
-                problem = f"{epochs}: random tokens without a number have no epochs"
-                raise ConfigError(Fault("train.num_train_epochs", problem, hint="data.train_size gives them one"))
-            return DummyDataLoader.Config(vocab_size=self.vocab_size)
         return data.LegacyRows.Config(
             preset_path=path if section.type == "preset_pt" else None,
-            random_rows=section.train_size or 0,
+            random_rows=section.train_size,
             vocab_size=self.vocab_size,
             shuffle=section.shuffle and training,
             epochs=epochs,
@@ -224,6 +215,9 @@ class LLMTrainer(BaseTrainer):
     def parallelise_model(self) -> None:
         """Lay the model out, give it memory and values: the same for every layout and `init_device`."""
         assert self.spec.parallelize_fn is not None
+        for key, degree in (("tp_plan", "tp"), ("cp_modules", "cp")):
+            if getattr(self.args.model, key) and getattr(self.args.train.accelerator, degree) == 1:
+                logger.warning("model.%s splits nothing: train.accelerator.%s is 1", key, degree)
         fill = self.model.init_parameter
         model = self.spec.parallelize_fn(
             self.model, parallel_dims=self.environment.parallel_dims, trainer_config=self.sections
@@ -237,9 +231,6 @@ class LLMTrainer(BaseTrainer):
         bare_model.fill_parameters(model, fill)
         mixed = self.args.train.mixed_precision
         if mixed.output_dtype is not None:
-            if not mixed.enabled:
-                where = "train.mixed_precision.output_dtype"
-                raise ConfigError(Fault(where, "acts only with enabled: true", hint="enabled: true"))
             bare_model.cast_output(model, self.environment.platform.dtype_map[mixed.output_dtype])
         self.model = model.train()
         # Each data-parallel rank drops out different elements; resumed runs restore the state from the checkpoint.
@@ -247,6 +238,8 @@ class LLMTrainer(BaseTrainer):
 
     def build_optimizer(self) -> None:
         self.optimizer: OptimizersContainer = self.sections.optimizer.build(model_parts=[self.model])
+        if self.spec.post_optimizer_build_fn is not None:
+            self.spec.post_optimizer_build_fn(self.optimizer, [self.model], self.environment)
 
     def build_lr_scheduler(self) -> None:
         self.lr_scheduler: LRSchedulersContainer = self.sections.lr_scheduler.build(
@@ -281,7 +274,8 @@ class LLMTrainer(BaseTrainer):
     def notify(self, hook: str, *values: object) -> None:
         """Call a hook of every callback, in their order."""
         for callback in self.callbacks:
-            getattr(callback, hook)(self, *values)
+            with activity.during(f"{type(callback).__name__}.{hook}"):
+                getattr(callback, hook)(self, *values)
 
     # ---- training --------------------------------------------------------------------------------------------
 
@@ -328,8 +322,10 @@ class LLMTrainer(BaseTrainer):
         return TrainResult(self.state.step, reason, self.run_folder.path, self.saved)
 
     def release(self) -> None:
-        for callback in self.callbacks:
-            callback.close(self)
+        # Each is closed even if one before it fails, and the failure is still raised.
+        with contextlib.ExitStack() as stack:
+            for callback in reversed(self.callbacks):
+                stack.callback(callback.close, self)
 
     @property
     def ended_by_itself(self) -> bool:
