@@ -24,7 +24,7 @@ class Arguments(argparse.ArgumentParser):
         """An option `--name`, also spelled with dashes."""
         self.add_argument(*dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")), dest=name, **options)
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """The options.
 
         Raises:
