@@ -135,8 +135,8 @@ class BaseTrainer(ABC):
 
     def _train(self) -> TrainResult:
         activity.now("beginning to train")
-        self.begin()
         try:
+            self.begin()
             with StopRequest() as stop:
                 with self.around_steps():
                     reason = self.run_steps(stop)

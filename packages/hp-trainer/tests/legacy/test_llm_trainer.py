@@ -110,7 +110,7 @@ def test_both_trainers_are_base_trainers_and_the_older_has_its_thirteen_steps_in
     assert names == [
         *("setup", "build_model", "freeze_modules", "build_model_assets", "build_data_transform", "build_dataset"),
         *("build_collate", "build_dataloader", "parallelise_model", "build_optimizer", "build_lr_scheduler"),
-        *("build_training_context", "build_callbacks", "<lambda>"),
+        *("build_training_context", "build_callbacks", "start_callbacks"),
     ]
 
 

@@ -77,7 +77,7 @@ class LLMTrainer(BaseTrainer):
             self.build_lr_scheduler,
             self.build_training_context,
             self.build_callbacks,
-            lambda: self.notify("on_init_end"),
+            self.start_callbacks,
         ]
 
     # ---- build steps ----------------------------------------------------------------------------------------
@@ -264,6 +264,10 @@ class LLMTrainer(BaseTrainer):
 
     def build_callbacks(self) -> None:
         self.callbacks = [*default_callbacks(self), *self.added]
+
+    def start_callbacks(self) -> None:
+        """Everything is built: `on_init_end`, in which a checkpoint is loaded too."""
+        self.notify("on_init_end")
 
     # ---- callbacks -------------------------------------------------------------------------------------------
 

@@ -131,7 +131,7 @@ def run_rank(arguments: list[str]) -> int:
     """Train as one rank of however many torchrun has started; returns the exit code."""
     announce_rank()
     # A crash in compiled code shows at least where Python was.
-    faulthandler.enable()
+    faulthandler.enable(file=sys.__stderr__ or sys.stderr)  # not one that a program has put in its place
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     configure_logging(is_main=rank == 0)
     started = False
