@@ -54,6 +54,29 @@ def test_bash_completes_commands_recipes_options_and_values(press_tab) -> None:
     assert time.monotonic() - started < 20
     # A file name is left to the shell.
     assert press_tab("hp", "train", "outp") == []
+    # Two of them, and a word of another option, are not what comes next.
+    assert press_tab("hp", "train", *RECIPE, "--module") == []
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_bash_completes_the_options_of_files_and_of_small_commands(press_tab, tmp_path: Path) -> None:
+    old = tmp_path / "old.yaml"
+    old.write_text("model: {name: qwen3_5}\ndata: {type: dummy}\ntrain: {max_steps: 3}\n")
+    for command in ("migrate", "train"):
+        assert press_tab("hp", command, str(old), "--train.max_st") == ["--train.max_steps"]
+    assert press_tab("hp", "migrate", str(old), "-o") == ["-o"]
+    assert press_tab("hp", "migrate", str(old), "--train.optimizer.lr_decay_style", "cos") == ["cosine"]
+    assert press_tab("hp", "export", "run", "--") == ["--dtype", "--help", "--step", "--to"]
+    assert press_tab("hp", "export", "run", "--dtype", "b") == ["bfloat16"]
+    assert press_tab("hp", "import", "hf", "--to", "new", "--module", "qw") == ["qwen3_5_v2"]
+    assert press_tab("hp", "config", "") == ["diff", "show", "validate"]
+    assert press_tab("hp", "doctor", "--") == ["--help", "--json"]
+    assert press_tab("hp", "list", "--") == ["--help"]
+
+
+def test_what_only_the_shell_types_is_quiet_when_a_person_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert completion.answer([]) == completion.answer(["train"]) == 2
+    assert capsys.readouterr() == ("", "")
 
 
 def test_every_shell_has_a_script_and_others_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

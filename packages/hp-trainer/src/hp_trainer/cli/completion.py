@@ -6,10 +6,12 @@ looked up once, which loads torch, and kept in the cache for the next Tab.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from hp_components.data.cache import cache_key, cache_root, open_atomic
@@ -39,18 +41,23 @@ SCRIPTS = {
     "fish": "complete -c hp -a '(hp complete (count (commandline -opc)) (commandline -opc) (commandline -ct))'\n",
 }
 
-LAUNCH = ("--nproc", "--nnodes", "--node-rank", "--rdzv-endpoint")
-PLAN = ("--world-size", "--device-memory", "--device", "--json")
-# Commands that take a recipe, with what they take beside its options; and what else follows a command.
-WITH_RECIPE: Mapping[str, tuple[str, ...]] = {"train": LAUNCH, "config": (), "plan": PLAN}
-WITH_FOLDER = ("plot", "sample")
-WORDS: Mapping[str, tuple[str, ...]] = {
-    "completion": tuple(SCRIPTS),
-    "config": ("show", "diff", "validate"),
-    "doctor": ("--json",),
-    "plot": ("--out",),
-    "sample": ("--prompt", "--max_new_tokens", "--temperature", "--top_k", "--seed", "--step"),
+# What follows each command beside the options of a configuration: its own options with their fixed values.
+OWN_OPTIONS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "train": dict.fromkeys(("--nproc", "--nnodes", "--node-rank", "--rdzv-endpoint"), ()),
+    "plan": {"--world-size": (), "--device-memory": (), "--device": tuple(DEVICES), "--json": ()},
+    "config": {"--world-size": ()},
+    "import": {"--to": ()},
+    "migrate": {"-o": ()},
+    "sample": dict.fromkeys(("--prompt", "--max_new_tokens", "--temperature", "--top_k", "--seed", "--step"), ()),
+    "plot": {"--out": ()},
+    "export": {"--to": (), "--step": (), "--dtype": ("float32", "bfloat16", "float16")},
+    "doctor": {"--json": ()},
 }
+# Commands that begin with a word out of a few.
+SUBCOMMANDS: Mapping[str, Sequence[str]] = {"completion": tuple(SCRIPTS), "config": ("show", "diff", "validate")}
+# Commands that take the options of a recipe, or of a file.
+WITH_RECIPE = ("train", "config", "plan", "import")
+WITH_FILE = ("train", "config", "plan", "migrate")
 
 
 def main(arguments: list[str]) -> int:
@@ -67,7 +74,9 @@ def answer(arguments: list[str]) -> int:
     """Print the candidates for word number `arguments[0]` of the command line `arguments[1:]`."""
     from hp_trainer.cli import COMMANDS
 
-    number, *words = arguments
+    number, *words = arguments or [""]
+    if not number.isdigit():
+        return 2  # typed by hand; at a Tab there is no place to say so
     typed, current = words[1 : int(number)], (words[int(number)] if int(number) < len(words) else "")
     if current == "=" or (typed and typed[-1] == "="):
         # bash cuts `--option=value` at the sign.
@@ -79,27 +88,26 @@ def answer(arguments: list[str]) -> int:
 
 
 def candidates(command: str, typed: Sequence[str], current: str) -> Iterable[str]:
-    """What may come next after `hp <command> <typed>`."""
+    """What may come next after `hp <command> <typed>`; nothing where a file name or a free value is meant."""
     previous = typed[-1] if typed else ""
-    recipes = list_recipes()
+    own, takes_recipe = OWN_OPTIONS.get(command, {}), command in WITH_RECIPE
     module = _value_of("--module", typed)
-    if previous == "--module":
-        return {recipe.module for recipe in recipes}
-    if previous == "--config":
+    if takes_recipe and previous in ("--module", "--config"):
+        recipes = list_recipes()
+        if previous == "--module":
+            return {recipe.module for recipe in recipes}
         return {recipe.name for recipe in recipes if module in (None, recipe.module)}
-    if command in WITH_FOLDER and not current.startswith("-"):
-        return ()
-    if command not in WITH_RECIPE:
-        return WORDS.get(command, ())
-    if command == "plan" and previous in PLAN:
-        return DEVICES if previous == "--device" else ()
-    options = _options(module, _value_of("--config", typed))
+    if previous in own and previous != "--json":
+        return own[previous]
+    if not current.startswith("-") and not typed and command in SUBCOMMANDS:
+        return SUBCOMMANDS[command]
+    options = _options(command, typed)
     if previous in options:
         return options[previous]
     if not current.startswith("-"):
-        return WORDS.get(command, ()) if not typed else ()
-    fixed = ("--module", "--config", *WITH_RECIPE[command])
-    return {*fixed, *options, "--help"} - {word for word in typed if word.startswith("--mod")}
+        return ()
+    fixed = ("--module", "--config") if takes_recipe else ()
+    return {*own, *fixed, *options, "--help"} - {word for word in typed if word in ("--module", "--config")}
 
 
 def _value_of(flag: str, typed: Sequence[str]) -> str | None:
@@ -112,26 +120,33 @@ def _value_of(flag: str, typed: Sequence[str]) -> str | None:
     return None
 
 
-def _options(module: str | None, recipe: str | None) -> dict[str, list[str]]:
-    """Each option of a recipe with its fixed values, if it has such; from the cache, or from loading the recipe."""
-    if module is None or recipe is None:
+def _options(command: str, typed: Sequence[str]) -> dict[str, list[str]]:
+    """Each option of the recipe or file that was typed, with its fixed values; from the cache, or from loading it."""
+    module, recipe = _value_of("--module", typed), _value_of("--config", typed)
+    file = next((Path(word) for word in typed if word.endswith((".yaml", ".yml"))), None)
+    if command in WITH_RECIPE and module and recipe:
+        words, content = ["--module", module, "--config", recipe], b""
+    elif command in WITH_FILE and file is not None and file.is_file():
+        words, content = [str(file)], file.read_bytes()
+    else:
         return {}
-    versions = [
-        f"{name}={metadata.version(name)}" for name in ("hp-trainer", "hp-components", "hp-config", "hp-models")
-    ]
-    file = cache_root() / "completion" / f"{cache_key(module, recipe, *versions)}.json"
-    if file.exists():
-        return dict(json.loads(file.read_text()))
+    brought_by = {found.distribution for found in list_recipes() if found.module == module and found.distribution}
+    packages = sorted({"hp-trainer", "hp-components", "hp-config", "hp-models", *brought_by})
+    versions = [f"{name}={metadata.version(name)}" for name in packages]
+    digest = hashlib.sha256(content).hexdigest()
+    kept = cache_root() / "completion" / f"{cache_key(*words, digest, *versions)}.json"
+    if kept.exists():
+        return dict(json.loads(kept.read_text()))
     from hp_config import ConfigManager
     from hp_config.tree import find_options
 
     try:
-        config = ConfigManager().parse_args(["--module", module, "--config", recipe])
+        config = ConfigManager().parse_args(words)
     except ConfigError:
         # Half a name, at a Tab: there is nothing to complete yet, and no place to say so.
         return {}
     options = {option.flag: _choices(option.annotation) for option in find_options(config).values()}
-    with open_atomic(file) as out:
+    with open_atomic(kept) as out:
         out.write(json.dumps(options).encode())
     return options
 
