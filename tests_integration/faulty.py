@@ -90,7 +90,7 @@ class Rows(BaseDataLoader):
         self.length = rows[min(dp_rank, len(rows) - 1)]
 
     def __next__(self) -> dict[str, Any]:
-        if self.next == self.length:
+        if self.next >= self.length:
             raise StopIteration
         self.next += 1
         strike("data", self.next)

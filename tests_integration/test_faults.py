@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import faulty
 import pytest
@@ -37,8 +38,8 @@ def start(tmp_path: Path, cache: Path, plugin: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     worlds: list[World] = []
 
-    def begin(name: str, size: int, *arguments: str, rows: list[int] | None = None, **fault: object) -> World:
-        variables = {"FAULT": json.dumps(fault), "HP_CACHE_DIR": str(cache)}
+    def begin(name: str, size: int, *arguments: str, rows: list[int] | None = None, **fault: Any) -> World:
+        variables = {"HP_CACHE_DIR": str(cache), **fault.pop("env", {}), "FAULT": json.dumps(fault)}
         if rows is not None:
             variables["FAULT_ROWS"] = json.dumps(rows)
         folder = tmp_path / f"log-{name}-{len(worlds)}"
@@ -119,7 +120,8 @@ def test_ranks_that_hang_are_named_within_the_timeout(start: Start, tmp_path: Pa
     assert_told_once(ended, r"the ranks wait for each other in different places")
     assert "in strike" in ended.text, "where the rank stands that calls what the other does not"
     # A stopped process cannot end itself; a launcher kills it as soon as the others have ended.
-    ended = stopped.wait(10)
+    wait_for(lambda: stopped.ranks[1].exitcode is not None, seconds=30)
+    ended = stopped.wait(0.1)
     assert ended.codes == [None, 1], ended.text
     assert "rank 0" in ended.texts[1]
     assert "is stopped (SIGSTOP, or a debugger) in step 6, saving a checkpoint" in ended.texts[1]
@@ -195,6 +197,45 @@ def test_a_signal_saves_once_and_a_second_ctrl_c_ends_at_once(start: Start, tmp_
     assert ended.codes == [0, 0], ended.text
     assert "Stopped by" in ended.text
     assert len(list((tmp_path / "told" / "checkpoint").glob("step-*"))) >= 1
+
+
+def test_ranks_that_do_not_come_are_named(start: Start, tmp_path: Path) -> None:
+    soon = ("--comm.init_timeout_seconds", "3")
+    alone = start("alone", 2, *soon, env={"WORLD_SIZE": "3"})
+    nowhere = start("nowhere", 1, *soon, env={"WORLD_SIZE": "2", "MASTER_ADDR": "no-such-host.invalid"})
+    ended = alone.wait()
+    assert ended.codes == [1, 1], ended.text
+    assert ended.text.count("rank 2 of 3 did not come within 3 s (comm.init_timeout_seconds); rank 0 (host") == 1
+    assert "Traceback" not in ended.text
+    ended = nowhere.wait()
+    assert ended.codes == [2], ended.text
+    assert "MASTER_ADDR: no-such-host.invalid:" in ended.text
+    assert "could not be reached within 3 s (comm.init_timeout_seconds)" in ended.text
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        own = {"WORLD_SIZE": "2", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "False"}
+        ended = start("taken", 1, *soon, env=own).wait()
+    assert ended.codes == [2], ended.text
+    assert f"MASTER_PORT: {port} on 127.0.0.1 is in use by another program" in ended.text
+    assert not list(tmp_path.glob("*/metrics.jsonl"))
+
+
+def test_machines_that_do_not_meet_are_a_mistake_in_the_endpoint(hp: Hp, plugin: str) -> None:
+    hp.env |= {"PYTHONPATH": plugin}
+    options = [*RECIPE, "--comm.init_timeout_seconds", "3", "--nnodes", "2"]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
+        busy = hp("train", *options, "--node-rank", "0", "--rdzv-endpoint", endpoint)
+    assert busy.code == 2
+    assert f"--rdzv-endpoint: {endpoint}: the port is in use by another program" in busy.err
+    empty = hp("train", *options, "--node-rank", "1", "--rdzv-endpoint", endpoint)
+    assert empty.code == 2
+    assert f"--rdzv-endpoint: the 2 machines did not meet at {endpoint}" in empty.err
+    assert "Traceback" not in busy.err + empty.err
 
 
 def press(ranks: World) -> None:

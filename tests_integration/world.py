@@ -59,7 +59,8 @@ class World:
     def wait(self, seconds: float = 60) -> Ended:
         """Wait until every rank has ended; those that have not by then are killed, and have no code."""
         ends: dict[int, float] = {}
-        while len(ends) < len(self.ranks) and time.monotonic() < self.started + seconds:
+        deadline = time.monotonic() + seconds
+        while len(ends) < len(self.ranks) and time.monotonic() < deadline:
             for rank, process in enumerate(self.ranks):
                 if rank not in ends and process.exitcode is not None:
                     ends[rank] = time.monotonic() - self.started

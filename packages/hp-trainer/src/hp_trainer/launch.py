@@ -23,6 +23,7 @@ from hp_trainer.signals import STOPPING
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SHUTDOWN_SECONDS = 10
+MEETING_SECONDS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,16 @@ def inside_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def run_ranks(launch: Launch, arguments: list[str]) -> int:
+def run_ranks(launch: Launch, arguments: list[str], meeting_seconds: int = MEETING_SECONDS) -> int:
     """Run `python -m hp_trainer.train <arguments>` on every rank of this machine; returns the exit code.
 
     SIGTERM, SIGINT and SIGUSR1 are forwarded to the ranks, which save and end; a second SIGINT ends at once.
 
+    Args:
+        meeting_seconds: how long to wait for the other machines.
+
     Raises:
-        ConfigError: the launch itself is impossible.
+        ConfigError: the launch itself is impossible, or the machines did not meet.
     """
     if found := launch.faults():
         raise ConfigError(found)
@@ -81,7 +85,9 @@ def run_ranks(launch: Launch, arguments: list[str]) -> int:
         os.environ[LAUNCHER_FOLDER] = folder
         previous = {number: signal.signal(number, forwarder) for number in STOP_SIGNALS}
         try:
-            elastic_launch(_elastic_config(launch), sys.executable)("-u", "-m", "hp_trainer.train", *arguments)
+            elastic_launch(_elastic_config(launch, meeting_seconds), sys.executable)(
+                "-u", "-m", "hp_trainer.train", *arguments
+            )
             return 0
         except ChildFailedError as error:
             if forwarder.forced:
@@ -142,14 +148,14 @@ def _tell_end(error: Any, records: dict[int, Record]) -> int:
 def _meeting_fault(launch: Launch, error: Exception) -> Fault:
     """The machines have not met, or the port is taken."""
     where = launch.rdzv_endpoint or "127.0.0.1"
-    why = str(error).splitlines()[0] if str(error) else type(error).__name__
     if "EADDRINUSE" in str(error) or "address already in use" in str(error):
         return Fault("--rdzv-endpoint", f"{where}: the port is in use by another program", hint="choose another port")
-    hint = "it is machine 0 as the others call it; is `hp train --node-rank 0` running there with the same endpoint?"
-    return Fault("--rdzv-endpoint", f"the machines did not meet at {where} ({why})", hint=hint)
+    hint = "it is machine 0 as the others call it; is `hp train` running on each, with the same endpoint?"
+    why = (str(error).splitlines() or [type(error).__name__])[0]
+    return Fault("--rdzv-endpoint", f"the {launch.nnodes} machines did not meet at {where} ({why})", hint=hint)
 
 
-def _elastic_config(launch: Launch) -> Any:
+def _elastic_config(launch: Launch, meeting_seconds: int) -> Any:
     from torch.distributed.launcher.api import LaunchConfig
 
     one_machine = launch.nnodes == 1
@@ -160,7 +166,7 @@ def _elastic_config(launch: Launch) -> Any:
         run_id=f"hp-{os.getpid()}" if one_machine else "hp",
         rdzv_backend="c10d" if one_machine else "static",
         rdzv_endpoint="127.0.0.1:0" if one_machine else str(launch.rdzv_endpoint),
-        rdzv_configs={} if one_machine else {"rank": launch.node_rank},
+        rdzv_configs={} if one_machine else {"rank": launch.node_rank, "timeout": meeting_seconds},
         local_addr="127.0.0.1" if one_machine else None,
         max_restarts=0,
         # Ours forwards to the ranks, which save before they end; the agent's would stop them after 30 s.

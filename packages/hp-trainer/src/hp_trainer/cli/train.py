@@ -124,7 +124,8 @@ def launch_ranks(launch: Launch, arguments: list[str]) -> int:
         return run_ranks(launch, arguments)
     prepare(config)
     # The ranks must not each choose a folder of their own.
-    return run_ranks(launch, [*arguments, f"--dump_folder={config.dump_folder}"])
+    folder = f"--dump_folder={config.dump_folder}"
+    return run_ranks(launch, [*arguments, folder], config.comm.init_timeout_seconds)
 
 
 def run_rank(arguments: list[str]) -> int:

@@ -124,8 +124,8 @@ class Activity:
         self.file = path
 
     def withdraw(self) -> None:
-        """Remove the file; those that have mapped it go on reading."""
-        if self.file is not None:
+        """Remove the file, unless a launcher holds it; those that have mapped it go on reading."""
+        if self.file is not None and LAUNCHER_FOLDER not in os.environ:
             self.file.unlink(missing_ok=True)
             self.file = None
 
