@@ -96,8 +96,9 @@ def _lay_out_parameters(model: Qwen3_5, plan: TensorPlan, mesh: DeviceMesh) -> N
             setattr(module, own, made[id(parameter)][1])
             gradients[own] = Partial() if shared and word is None else cut
         module.tensor_part = TensorPart(mesh, gradients)
-        base = EmbeddingOfRows if name in plan.words and isinstance(module, nn.Embedding) else type(module)
-        module.__class__ = _computing_with_parts(base)
+        # Any: a class, which mypy does not take for something that a cache can hold.
+        cls: Any = EmbeddingOfRows if name in plan.words and isinstance(module, nn.Embedding) else type(module)
+        module.__class__ = _computing_with_parts(cls)
 
 
 def _distributed(parameter: Parameter, mesh: DeviceMesh, placement: Placement) -> Parameter:
