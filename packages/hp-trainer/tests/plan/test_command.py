@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from hp_protocols.errors import ConfigError
 from hp_trainer.cli import plan
 from hp_trainer.plan import DEVICES, device_memory, parse_memory
 
+README = Path(__file__).parents[2] / "README.md"
 RECIPE = ("--module", "qwen3_5_v2", "--config", "qwen3_5_v2_debugmodel", "--training.seq_len", "64")
 
 
@@ -31,6 +33,12 @@ def test_the_text_and_the_json_say_the_same(capsys: pytest.CaptureFixture[str], 
     assert f"{memory['total'] / 2**20:.2f} MiB" in shown
     assert "\nfits         H100-80GB: 73.60 GiB of 80.00 GiB" in shown
     assert found["fits"] is True
+
+
+def test_the_readme_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    (command, shown) = re.findall(r"```console\n\$ hp (plan .*?)\n(.*?)```", README.read_text(), flags=re.DOTALL)[0]
+    assert plan.main(command.split()[1:]) == 0
+    assert capsys.readouterr().out == shown
 
 
 def test_what_does_not_fit_comes_with_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:
