@@ -54,7 +54,7 @@ def build_qwen3_5(
 
     Args:
         weights_path: a folder whose config.json says the dimensions.
-        tp_plan: glob → colwise or rowwise; added to the model's own plan, and wins over it.
+        tp_plan: glob → colwise, rowwise or replicate; added to the model's own plan, and wins over it.
         cp_modules: globs in place of the model's own.
         dimensions: fields of `Qwen3_5Config`; they win over the folder's.
 
