@@ -25,24 +25,34 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str
     from align8.matrix import Layout, Row, Settings, plan
     from align8.measure import measure
     from align8.report import write
+    from align8.verdict import judge
 
     settings = Settings(steps=STEPS, rows_per_step=4)
     rows = [
         Row("plain", settings, ("1", "fsdp2")),
         Row("idle", replace(settings, max_norm=1e6), ("1",)),
-        Row("far", replace(settings, steps=1), ("1", "fsdp2")),
+        Row("copies", replace(settings, steps=1), ("ddp2",)),
     ]
-    runs, refused = plan([Layout("1"), Layout("fsdp2", shard=2)], rows)
+    runs, refused = plan([Layout("1"), Layout("fsdp2", shard=2), Layout("ddp2", replicate=2)], rows)
     planted = {
         "plain--fsdp2--graph": replace(settings, eps=1e-3),
-        "far--fsdp2--eager": replace(settings, steps=1, lr=-1.0),
+        "copies--ddp2--eager": replace(settings, steps=1, lr=-1.0),
     }
     runs = [replace(run, settings=planted.get(run.name, run.settings)) for run in runs]
     folder = tmp_path_factory.mktemp("align8")
-    findings = measure(runs, refused, folder / "runs", processes=2)
+    measure(runs, refused, folder / "runs", processes=2)
+    said = folder / "runs" / "copies--ddp2--graph" / "outcome-1.json"
+    said.write_text(json.dumps(plant_copy(json.loads(said.read_text()))))
+    findings = judge(runs, refused, folder / "runs", stopped=None, wall_seconds=0.0)
     write(findings, folder)
     yield json.loads((folder / "alignment.json").read_text()), (folder / "alignment.md").read_text()
     patch.undo()
+
+
+def plant_copy(outcome: dict[str, Any]) -> dict[str, Any]:
+    """What the second process would say if its copy of one weight had become another one."""
+    assert "norm.weight" in outcome["copies"]
+    return {**outcome, "copies": {**outcome["copies"], "norm.weight": "another"}}
 
 
 def cell(written: tuple[dict[str, Any], str], row: str, layout: str, path: str) -> dict[str, Any]:
@@ -73,11 +83,16 @@ def test_layouts_that_agree_are_within_the_limit(written: tuple[dict[str, Any], 
 
 
 def test_a_run_that_fails_is_missing_with_its_reason(written: tuple[dict[str, Any], str]) -> None:
-    found = cell(written, "far", "fsdp2", "eager")
+    found = cell(written, "copies", "ddp2", "eager")
     assert found["status"] == "missing"
     assert "optimizer.lr" in found["reason"]
     assert "optimizer.lr" in written[1]
-    assert cell(written, "far", "fsdp2", "graph")["status"] == "ok"
+    assert cell(written, "copies", "ddp2", "legacy")["status"] == "ok"
+
+
+def test_copies_that_have_drifted_apart_are_found(written: tuple[dict[str, Any], str]) -> None:
+    found = cell(written, "copies", "ddp2", "graph")
+    assert (found["status"], found["what"]) == ("differs", "norm.weight")
 
 
 def test_a_row_that_changes_nothing_is_no_row(written: tuple[dict[str, Any], str]) -> None:

@@ -1,35 +1,43 @@
-"""One launch of processes that carry out run after run.
+"""One launch of processes that carry out run after run, each in a fork of every process.
 
 In: `Run`s and a folder. Out: below the folder, one folder per run with what its trainer leaves, what it printed, and
-one `outcome-N.json` per process that took part. A run that raises ends there; the next one begins.
+one `outcome-N.json` per process that took part. A run that raises, dies or hangs ends there; the next one begins.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
+import importlib
 import io
 import json
 import logging
+import multiprocessing
 import os
+import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from align8.configs import hyper_config, legacy_content
+from align8.copies import digests
 from align8.matrix import Run
 from hp_protocols.platform import get_platform
 from hp_protocols.testing import WorldError, run_world
 from hp_trainer import HyperTrainer, LLMTrainer, parse_args
 
-__all__ = ["MATERIAL", "RUN_FOLDER", "carry_out", "outcomes"]
+__all__ = ["MATERIAL", "NO_REPORT", "RUN_FOLDER", "carry_out", "outcomes"]
 
 MATERIAL = "material"
 RUN_FOLDER = "run"
+RUN_SECONDS = 240.0
+"""Of one run, after which each process is ended; the trainers themselves end sooner where a rank is late."""
+NO_REPORT = "ended without a report"
+LATE_IMPORTS = ("hp_compile.trainer", "matplotlib.pyplot", "matplotlib.backends.backend_agg", "torch.profiler")
+"""What runs import late; here once, before processes are forked."""
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -68,38 +76,68 @@ def outcomes(run: Run, folder: Path) -> list[dict[str, Any]]:
 
 
 def _work(rank: int, world_size: int, alone: list[Run], together: list[tuple[Run, int]], folder: Path) -> None:
-    logging.disable(logging.INFO)
-    with _environment(dict.fromkeys(LAUNCHER)):
-        for run in alone[rank::world_size]:
-            _attempt(run, folder, rank)
+    for name in LATE_IMPORTS:
+        importlib.import_module(name)
+    for run in alone[rank::world_size]:
+        _attempt(run, folder, rank, dict.fromkeys(LAUNCHER))
     for run, port in together:
-        with _environment({"MASTER_PORT": str(port)}):
-            _attempt(run, folder, rank)
+        _attempt(run, folder, rank, {"MASTER_PORT": str(port)})
 
 
-def _attempt(run: Run, folder: Path, rank: int) -> None:
+def _attempt(run: Run, folder: Path, rank: int, variables: dict[str, str | None]) -> None:
+    """Carry a run out in a fork of this process.
+
+    torch keeps what it has worked out for a mesh beyond the end of its process groups, and takes it for any equal mesh
+    that comes later, whose groups may have other names. And a rank that hangs or dies takes no other run with it.
+    """
     home = folder / run.name
     home.mkdir(parents=True, exist_ok=True)
-    fault, started = None, time.perf_counter()
-    with contextlib.ExitStack() as stack:
-        output = stack.enter_context((home / f"output-{rank}.txt").open("w", encoding="utf-8"))
-        stack.enter_context(contextlib.redirect_stdout(output))
-        stack.enter_context(contextlib.redirect_stderr(output))
+    process = multiprocessing.get_context("fork").Process(target=_carry_out, args=(run, folder, rank, variables))
+    process.start()
+    process.join(RUN_SECONDS)
+    code = process.exitcode
+    if code is None:
+        process.kill()
+        process.join()
+    if not _outcome_file(home, rank).exists():
+        fault = (
+            f"{NO_REPORT}: still running after {RUN_SECONDS:g} s" if code is None else f"{NO_REPORT}: exit code {code}"
+        )
+        _report(home, rank, {"rank": rank, "seconds": 0.0, "fault": fault, "copies": {}})
+
+
+def _carry_out(run: Run, folder: Path, rank: int, variables: dict[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    logging.disable(logging.INFO)
+    home = folder / run.name
+    fault, copies, started = None, dict[str, str](), time.perf_counter()
+    with (home / f"output-{rank}.txt").open("w", encoding="utf-8") as output:
+        sys.stdout = sys.stderr = output
         try:
-            _train(run, folder / MATERIAL, home)
+            copies = _train(run, folder / MATERIAL, home)
         except Exception as error:  # whatever it is, it is this cell's result
             traceback.print_exc()
             fault = f"{type(error).__name__}: {error}"
-    outcome = {"rank": rank, "seconds": time.perf_counter() - started, "fault": fault}
-    partial = home / f"outcome-{rank}.partial"
+    _report(home, rank, {"rank": rank, "seconds": time.perf_counter() - started, "fault": fault, "copies": copies})
+
+
+def _report(home: Path, rank: int, outcome: dict[str, Any]) -> None:
+    target = _outcome_file(home, rank)
+    partial = target.with_suffix(".partial")
     partial.write_text(json.dumps(outcome) + "\n", encoding="utf-8")
-    partial.rename(partial.with_suffix(".json"))
-    # Between runs and not within one: the trainers switch the collector off while they train.
-    gc.collect()
+    partial.rename(target)
 
 
-def _train(run: Run, material: Path, home: Path) -> None:
-    """As a user does: build the trainer from its configuration, train, let go."""
+def _outcome_file(home: Path, rank: int) -> Path:
+    return home / f"outcome-{rank}.json"
+
+
+def _train(run: Run, material: Path, home: Path) -> dict[str, str]:
+    """As a user does: build the trainer from its configuration, train, let go. Returns digests of the weights."""
     trainer: HyperTrainer | LLMTrainer
     if run.path == "legacy":
         file = home / f"legacy-{os.getpid()}.yaml"
@@ -109,24 +147,6 @@ def _train(run: Run, material: Path, home: Path) -> None:
         trainer = hyper_config(run, material, home / RUN_FOLDER).build()
     try:
         trainer.train()
+        return digests(trainer)
     finally:
         trainer.close()
-
-
-@contextlib.contextmanager
-def _environment(changes: dict[str, str | None]) -> Iterator[None]:
-    """Variables that a launcher would have set otherwise for a run; None: not at all."""
-    before = {name: os.environ.get(name) for name in changes}
-    _set(changes)
-    try:
-        yield
-    finally:
-        _set(before)
-
-
-def _set(variables: dict[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value

@@ -75,7 +75,8 @@ def matrix_table(findings: Findings) -> str:
 
 def mark(cell: Cell) -> str:
     if cell.status == "differs":
-        return f"✗ step {cell.first_differing_step}: {cell.largest_difference:.1e}"
+        size = "" if cell.largest_difference == math.inf else f": {cell.largest_difference:.1e}"
+        return f"✗ step {cell.first_differing_step}{size}"
     return "✓" if cell.status == "ok" else "missing"
 
 

@@ -5,11 +5,14 @@ In: the runs, and how each process ended. Out: a `Findings`, which alignment.jso
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from align8.launch import RUN_FOLDER, outcomes
+from align8.copies import differing_copies
+from align8.launch import NO_REPORT, RUN_FOLDER, outcomes
 from align8.matrix import MODEL, PATHS, PLAIN, NotApplicable, Run
 from align8.results import Difference, Distance, Result, difference, distance, read_result
 
@@ -98,7 +101,7 @@ def judge(
     cells = [
         Cell(MODEL, run.layout.name, run.path, run.row.name, "missing", reason=reasons[key(run)])
         if key(run) in reasons
-        else cell_of(run, results, distances.get(key(run)), seconds(run, folder))
+        else cell_of(run, results, distances.get(key(run)), outcomes(run, folder))
         for run in runs
     ]
     steps = max(run.settings.steps for run in runs)
@@ -113,8 +116,8 @@ def read_run(run: Run, folder: Path, stopped: str | None) -> Result | str:
     """What a run says, or why there is nothing to say."""
     ended = outcomes(run, folder)
     if faults := {outcome["fault"]: outcome["rank"] for outcome in reversed(ended) if outcome["fault"]}:
-        # Ranks that only lost the connection to the one that failed say less than that one.
-        texts = sorted(faults, key=lambda text: ("onnection" in text, faults[text]))
+        # Ranks that were ended, or that only lost the connection to the one that failed, say less than that one.
+        texts = sorted(faults, key=lambda text: (NO_REPORT in text, "onnection" in text, faults[text]))
         return f"rank {faults[texts[0]]}: {texts[0]}"
     if len(ended) < run.layout.processes:
         why = stopped or "its processes ended without a word"
@@ -126,10 +129,6 @@ def read_run(run: Run, folder: Path, stopped: str | None) -> Result | str:
     if len(result.steps) != run.settings.steps:
         return f"{len(result.steps)} of {run.settings.steps} steps were done"
     return result
-
-
-def seconds(run: Run, folder: Path) -> float:
-    return max(outcome["seconds"] for outcome in outcomes(run, folder))
 
 
 def compare_layouts(run: Run, results: Mapping[Key, Result]) -> Across | None:
@@ -145,7 +144,7 @@ def compare_layouts(run: Run, results: Mapping[Key, Result]) -> Across | None:
     )
 
 
-def cell_of(run: Run, results: Mapping[Key, Result], across: Across | None, took: float) -> Cell:
+def cell_of(run: Run, results: Mapping[Key, Result], across: Across | None, ended: Sequence[dict[str, Any]]) -> Cell:
     """The verdict on a run that is through."""
     mine = results[key(run)]
     first = next(path for path in PATHS if (run.row.name, run.layout.name, path) in results)
@@ -153,9 +152,12 @@ def cell_of(run: Run, results: Mapping[Key, Result], across: Across | None, took
     reference: str | None = first
     if found is None and (wrong := row_fault(run, results)) is not None:
         found, reference = wrong, f"row {PLAIN.name}"
+    if found is None and (copies := differing_copies(outcome["copies"] for outcome in ended)):
+        found, reference = Difference(run.settings.steps, math.inf, ", ".join(copies[:4])), "another rank's copy"
     if found is None and across is not None and not across.within:
         gap = Distance(across.loss, across.grad_norm, across.weights)
         found, reference = Difference(run.settings.steps, gap.largest, f"{gap}"), f"layout {REFERENCE_LAYOUT}"
+    took = max(outcome["seconds"] for outcome in ended)
     identity = (MODEL, run.layout.name, run.path, run.row.name)
     if found is None:
         return Cell(*identity, "ok", reference=first, seconds=took)
