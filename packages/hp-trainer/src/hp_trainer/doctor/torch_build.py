@@ -58,7 +58,8 @@ def examine_torch() -> tuple[list[Finding], TorchReport]:
         return [Finding("torch", Level.BROKEN, f"{version} does not import: {report.error}", _remedy(report))], report
     values = report.values
     build = f"built for CUDA {values['cuda']}" if values["cuda"] else "without CUDA"
-    findings = [Finding("torch", Level.OK, f"{values['version']}, {build}, {values['threads']} threads")]
+    threads = f"{values['threads']} thread{'s' * (values['threads'] != 1)}"
+    findings = [Finding("torch", Level.OK, f"{values['version']}, {build}, {threads}")]
     if "gloo" in values["backends"]:
         findings.append(Finding("distributed", Level.OK, ", ".join(values["backends"])))
     else:
