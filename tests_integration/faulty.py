@@ -19,7 +19,7 @@ import torch
 
 from hp_components import BaseDataLoader, CrossEntropyLoss
 from hp_protocols import get_spec
-from hp_trainer import HyperTrainer
+from hp_trainer import Callback, HyperTrainer, LLMTrainer, RankFailure, parse_args
 from hp_trainer.recipes.qwen3_5_v2 import qwen3_5_v2_debugmodel
 
 ENTRY_POINT = "[hp_trainer.recipes]\nfaulty.faulty_recipe = faulty:faulty_recipe\n"
@@ -137,3 +137,21 @@ def faulty_recipe() -> HyperTrainer.Config:
     config.checkpoint.interval, config.metrics.log_freq = 3, 1
     config.comm.init_timeout_seconds, config.comm.train_timeout_seconds = 20, 8
     return config
+
+
+class Striking(Callback):
+    """A callback of the user's own."""
+
+    def on_step_end(self, trainer: LLMTrainer, result: Any) -> None:
+        strike("callback", trainer.state.step)
+
+
+def train_older(arguments: list[str]) -> int:
+    """A script that trains the older way, with a callback of its own."""
+    trainer = LLMTrainer(parse_args(argv=arguments), [Striking()])
+    try:
+        trainer.train()
+    except RankFailure:
+        return 1
+    trainer.close()
+    return 0

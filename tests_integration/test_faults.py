@@ -21,6 +21,13 @@ from world import Ended, World
 
 RECIPE = ("--module", "faulty", "--config", "faulty_recipe")
 GRAPH = ("--compile.mode", "graph")
+OLDER = """\
+model: {num_hidden_layers: 2, hidden_size: 32, intermediate_size: 48, vocab_size: 300,
+        config_overrides: {head_dim: 16, layer_types: [linear_attention, full_attention]}}
+data: {type: dummy, max_seq_len: 16}
+train: {max_steps: 100, global_batch_size: 4, micro_batch_size: 2, logging: {log_steps: 1},
+        checkpoint: {save_hf_weights: false, output_dir: outputs}}
+"""
 Start = Callable[..., World]
 
 
@@ -38,12 +45,15 @@ def start(tmp_path: Path, cache: Path, plugin: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     worlds: list[World] = []
 
-    def begin(name: str, size: int, *arguments: str, rows: list[int] | None = None, **fault: Any) -> World:
+    def begin(
+        name: str, size: int, *arguments: str, rows: list[int] | None = None, older: bool = False, **fault: Any
+    ) -> World:
         variables = {"HP_CACHE_DIR": str(cache), **fault.pop("env", {}), "FAULT": json.dumps(fault)}
         if rows is not None:
             variables["FAULT_ROWS"] = json.dumps(rows)
         folder = tmp_path / f"log-{name}-{len(worlds)}"
-        worlds.append(World(folder, plugin, size, [*RECIPE, "--dump_folder", name, *arguments], **variables))
+        before = [name] if older else [*RECIPE, "--dump_folder", name]
+        worlds.append(World(folder, plugin, size, [*before, *arguments], **variables))
         return worlds[-1]
 
     yield begin
@@ -153,6 +163,22 @@ def test_under_torchrun_a_stopped_rank_ends_the_run_and_leaves_no_process(hp: Hp
     assert not subprocess.run(["pgrep", "-f", str(hp.cwd)], capture_output=True, text=True).stdout
 
 
+def test_under_torchrun_sigterm_saves_once(hp: Hp, plugin: str) -> None:
+    hp.env |= {"PYTHONPATH": plugin}
+    run = hp.start(
+        *("--standalone", "--nproc-per-node", "2", "-m", "hp_trainer.train", *RECIPE, "--dump_folder", "run"),
+        *("--training.steps", "100000"),
+        module="torch.distributed.run",
+    )
+    wait_for(lambda: _steps(hp.cwd / "run") >= 2)
+    run.send_signal(signal.SIGTERM)
+    out, err = run.communicate(timeout=60)
+    assert "Stopped by SIGTERM after step" in out, out + err
+    done = len(records(hp.cwd / "run"))
+    assert err.count(f"saved checkpoint run/checkpoint/step-{done} in") == 1, err
+    assert_nothing_lost(hp.cwd / "run", steps=done, saved=done)
+
+
 def test_one_rank_that_makes_inf_is_named_and_all_ranks_leave_the_update_out(start: Start, tmp_path: Path) -> None:
     for name, options in (("eager", ()), ("graph", GRAPH)):
         ended = start(name, 2, *options, rank=1, step=4, where="loss", how="inf").wait()
@@ -163,6 +189,23 @@ def test_one_rank_that_makes_inf_is_named_and_all_ranks_leave_the_update_out(sta
         assert "step 4: the update is left out: the loss is not finite on rank 1" in ended.texts[0]
         assert len(records(tmp_path / name)) == 8
     assert losses(tmp_path / "eager")[4:] == losses(tmp_path / "graph")[4:]
+
+
+def test_the_older_trainer_names_the_callback_that_raised_and_saves_at_sigterm(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "old.yaml").write_text(OLDER)
+    older = {"older": True, "env": {"OLDER": "1"}}
+    ended = start("old.yaml", 2, **older, rank=1, step=3, where="callback", how="raise").wait()
+    assert_told_once(ended, r"rank 1 .* failed in step 3, Striking.on_step_end: ValueError: planted in callback")
+    ended = start("old.yaml", 2, **older, rank=1, step=3, where="callback", how="SIGTERM").wait()
+    assert ended.codes == [0, 0], ended.text
+    # Noted at the end of step 3, and so agreed on before step 4, which is the last.
+    assert [path.name for path in (tmp_path / "outputs-2" / "checkpoint").iterdir()] == ["step-4"]
+    ended = start(
+        "old.yaml", 2, "--train.checkpoint.output_dir=killed", **older, rank=0, step=3, where="callback", how="SIGKILL"
+    )
+    assert ended.wait().codes == [-9, 1]
+    assert "rank 0" in ended.logs[1].read_text()
+    assert "has ended without a word in step 3, Striking.on_step_end" in ended.logs[1].read_text()
 
 
 def test_data_that_end_unevenly_end_the_run_cleanly_and_a_resume_says_so(start: Start, tmp_path: Path) -> None:

@@ -95,7 +95,10 @@ def _rank(variables: dict[str, str], log: str, path: str, arguments: list[str]) 
     os.dup2(file, 1)
     os.dup2(file, 2)
     sys.path.insert(0, path)
+    import faulty
+
     from hp_trainer.cli.train import run_rank
     from hp_trainer.process_end import end_process
 
-    end_process(run_rank(arguments))
+    train = faulty.train_older if "OLDER" in variables else run_rank
+    end_process(train(arguments))

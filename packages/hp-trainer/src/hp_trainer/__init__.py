@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hp_config import HyperTrainerConfig, parse_args
     from hp_trainer._legacy import Callback, LLMTrainer
     from hp_trainer.base_trainer import TrainResult
+    from hp_trainer.faults import RankFailure
     from hp_trainer.hyper_trainer import HyperTrainer
     from hp_trainer.launch import Launch
 
@@ -22,6 +23,7 @@ _EXPORTS = {
     "HyperTrainerConfig": "hp_config",
     "LLMTrainer": "hp_trainer._legacy",
     "Launch": "hp_trainer.launch",
+    "RankFailure": "hp_trainer.faults",
     "TrainResult": "hp_trainer.base_trainer",
     "parse_args": "hp_config",
 }
@@ -32,6 +34,7 @@ __all__ = [
     "HyperTrainerConfig",
     "LLMTrainer",
     "Launch",
+    "RankFailure",
     "TrainResult",
     "__version__",
     "parse_args",

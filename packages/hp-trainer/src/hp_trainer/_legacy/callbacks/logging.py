@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from hp_trainer._legacy.callbacks.base import Callback
+from hp_trainer.base_trainer import why_skipped
 
 if TYPE_CHECKING:
     from hp_components import MetricsProcessor
@@ -61,7 +62,9 @@ class LoggingCallback(Callback):
             data_wait_s=result.data_wait_seconds,
         )
         if not result.updated:
-            self.metrics.event("update_skipped", reason="the loss or the gradient norm is not finite")
+            self.metrics.event("update_skipped", reason=why_skipped(result), ranks=list(result.astray))
+            if trainer.skipped_in_a_row == 1 and trainer.environment.is_main:
+                logger.warning("step %d: the update is left out: %s", trainer.state.step, why_skipped(result))
         self._local.append(trainer.local_loss)
         if record is None:
             return

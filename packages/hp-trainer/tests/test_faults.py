@@ -1,0 +1,133 @@
+"""Who is to blame when ranks lose each other, what a process leaves of what it did, and how ranks meet."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hp_protocols.errors import ConfigError
+from hp_protocols.testing import run_world
+from hp_trainer.faults import RankFailure
+from hp_trainer.faults.activity import Activity, RecordFile, Status
+from hp_trainer.faults.joining import join
+from hp_trainer.faults.processes import is_gone, is_stopped, lost_others
+from hp_trainer.faults.verdict import Report, judge
+
+FORWARD = "forward and backward"
+
+
+def report(rank: int, state: str, doing: str = FORWARD, place: str = "") -> Report:
+    return Report(rank, f"rank {rank} (host h, pid {100 + rank})", state, 7, doing, 12.0, place)
+
+
+@pytest.mark.parametrize(
+    ("reports", "kind", "culprits", "words"),
+    [
+        ([report(0, "lost"), report(1, "gone")], "gone", (1,), "ended without a word in step 7, forward"),
+        ([report(0, "lost"), report(1, "stopped"), report(2, "busy")], "stopped", (1,), "is stopped"),
+        ([report(0, "lost"), report(1, "silent", "")], "silent", (1,), "does not answer any more"),
+        ([report(0, "lost"), report(1, "busy", "waiting for data")], "late", (1,), "in step 7, waiting for data"),
+        ([report(0, "lost"), report(1, "communicating"), report(2, "busy")], "late", (2,), "rank 2 "),
+        # One that is done waits for nobody, and nobody for it.
+        ([report(0, "lost"), report(1, "left", "")], "network", (), "none is known to be at fault"),
+        ([report(0, "lost"), report(1, "told")], "raised", (1,), "its own message says why"),
+        ([report(0, "lost"), report(1, "lost", "validating"), report(2, "lost")], "parted", (1,), "another place"),
+        ([report(0, "lost", place="a.py:1"), report(1, "lost", place="b.py:2")], "parted", (), "different places"),
+        ([report(0, "lost"), report(1, "lost")], "network", (), "lost each other"),
+    ],
+)
+def test_the_rank_to_blame_is_told_from_what_the_ranks_say(
+    reports: list[Report], kind: str, culprits: tuple[int, ...], words: str
+) -> None:
+    verdict = judge(reports, "nothing was heard for 10 s")
+    assert (verdict.kind, verdict.culprits) == (kind, culprits)
+    assert words in verdict.message.splitlines()[0]
+    assert "the run ends on all ranks" in verdict.message
+
+
+def test_a_message_about_many_ranks_stays_readable() -> None:
+    message = judge([report(rank, "lost") for rank in range(1000)], "why").message
+    assert len(message.splitlines()) < 20
+    assert "984 more ranks" in message
+
+
+def test_a_killed_process_leaves_what_it_was_doing(tmp_path: Path) -> None:
+    program = (
+        "import os, pathlib, sys, time\n"
+        "from hp_trainer.faults.activity import activity\n"
+        "activity.publish(pathlib.Path(sys.argv[1]))\n"
+        "activity.at_step(7)\n"
+        "activity.now('waiting for data')\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "record")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "RANK": "3"}) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        record = RecordFile(tmp_path / "record")
+        child.send_signal(signal.SIGSTOP)
+        end = time.monotonic() + 5
+        while sys.platform == "linux" and not is_stopped(child.pid):
+            assert time.monotonic() < end
+        assert not is_gone(child.pid)
+        child.kill()
+        while not is_gone(child.pid):  # before its parent has looked after it
+            assert time.monotonic() < end
+    found = record.read()
+    assert (found.pid, found.rank, found.where) == (child.pid, 3, "step 7, waiting for data")
+    assert found.status is Status.RUNNING
+
+
+def test_an_activity_within_another_gives_it_back_unless_it_fails() -> None:
+    activity = Activity()
+    activity.now("reporting the step")
+    with activity.during("Mine.on_step_end"):
+        assert activity.where == "Mine.on_step_end"
+    assert activity.where == "reporting the step"
+    with pytest.raises(ValueError, match="planted"), activity.during("Mine.on_step_end"):
+        raise ValueError("planted")
+    assert activity.where == "Mine.on_step_end", "the place of the error is kept for the message"
+
+
+def test_errors_of_a_lost_rank_are_told_from_a_rank_s_own() -> None:
+    gloo = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1")
+    assert lost_others(gloo)
+    wrapped = ValueError("cannot save")
+    wrapped.__cause__ = gloo
+    assert lost_others(wrapped)
+    assert not lost_others(RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"))
+    assert not lost_others(KeyError("gloo/"))
+
+
+def _join(rank: int, world_size: int, variables: dict[int, dict[str, str]]) -> str:
+    os.environ.update(variables.get(rank, {}))
+    try:
+        joined = join(2.0)
+    except (ConfigError, RankFailure) as error:
+        return str(error)
+    return " ".join(member.who for member in joined.members)
+
+
+def test_ranks_meet_and_know_each_other() -> None:
+    results = run_world(_join, 2, {}, init_process_group=False)
+    assert results[0] == results[1]
+    assert results[0].startswith("rank 0 (host ")
+    assert "rank 1 (host " in results[0]
+
+
+def test_a_rank_that_is_missing_started_twice_or_of_another_world_is_named() -> None:
+    missing = run_world(_join, 2, {0: {"WORLD_SIZE": "3"}, 1: {"WORLD_SIZE": "3"}}, init_process_group=False)
+    assert all("rank 2 of 3 did not come within 2 s (comm.init_timeout_seconds)" in said for said in missing)
+    twice = run_world(_join, 2, {1: {"RANK": "0"}}, init_process_group=False)
+    assert any("RANK: 0 was started twice" in said for said in twice)
+    other = run_world(_join, 2, {1: {"WORLD_SIZE": "3"}}, init_process_group=False)
+    assert "WORLD_SIZE: is not the same on every rank: rank 1" in other[0]
+    outside = run_world(_join, 2, {1: {"RANK": "5"}}, init_process_group=False)
+    assert "RANK: 5 is no rank of 2 (WORLD_SIZE); allowed: 0 to 1" in outside[1]
