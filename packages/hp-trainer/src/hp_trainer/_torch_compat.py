@@ -44,6 +44,12 @@ def fake_tensors() -> contextlib.AbstractContextManager[Any]:
     return _private("torch._subclasses.fake_tensor", "FakeTensorMode")(allow_non_fake_inputs=True)
 
 
+def number_errors() -> tuple[type[Exception], ...]:
+    """What is raised where a program asks a tensor of `fake_tensors` for a number, or for a shape that hangs on one."""
+    names = ("DataDependentOutputException", "DynamicOutputShapeException")
+    return tuple(_private("torch._subclasses.fake_tensor", name) for name in names)
+
+
 def watch_operations(watch: Callable[[Any, Any, tuple[type, ...], tuple[Any, ...], dict[str, Any]], Any]) -> Any:
     """A context in which `watch(run, operator, types, args, kwargs)` stands for every operation of this thread.
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hp_components import OptimizersContainer
+from hp_components import CrossEntropyLoss, OptimizersContainer
 from hp_config import ActivationCheckpointConfig, CompileConfig, ParallelismConfig
 from hp_protocols.distributed import plan_rank
 from hp_protocols.errors import ConfigError
@@ -81,6 +81,18 @@ def test_each_optimizer_keeps_what_it_keeps() -> None:
             assert states.gradients == states.parameters, name
 
 
+def test_an_update_of_all_parameters_at_once_needs_room_for_all_of_them() -> None:
+    config = recipe(12)
+    config.activation_checkpoint.mode = "full"
+    config.training.seq_len, config.training.local_batch_size = 16, 1
+    on_npu = plan_run(config, 1, device_type="npu").memory
+    # AdamW: the root of the mean squares of every parameter. On cuda a fused kernel needs no room.
+    assert on_npu.peak_at == "the update"
+    assert on_npu.peak.activations == pytest.approx(on_npu.states.parameters, rel=0.05)
+    assert on_npu.total == pytest.approx(plan_run(config, 1, device_type="npu", whole=True).memory.total, rel=0.01)
+    assert plan_run(config, 1).memory.total < 0.85 * on_npu.total
+
+
 def test_options_change_what_they_are_there_to_change() -> None:
     plain = plan_run(recipe(), 2).memory
     recomputed = plan_run(recipe(activation_checkpoint=ActivationCheckpointConfig(mode="full")), 2).memory
@@ -103,6 +115,19 @@ def test_options_change_what_they_are_there_to_change() -> None:
     graph = plan_run(recipe(compile=CompileConfig(mode="graph")), 2)
     assert graph.memory == plain
     assert "graph is planned as the eager step" in graph.notes[0]
+
+
+class Reader(CrossEntropyLoss):
+    """Looks at a number."""
+
+    def __call__(self, logits_BSV: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
+        loss = super().__call__(logits_BSV, labels_BS)
+        return loss * 2 if loss.item() > 3 else loss
+
+
+def test_a_step_that_depends_on_numbers_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="reads numbers from tensors"):
+        plan_run(recipe(loss=Reader.Config()), 2)
 
 
 def test_what_training_refuses_is_refused() -> None:

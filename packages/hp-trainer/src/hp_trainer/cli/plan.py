@@ -56,9 +56,11 @@ def main(arguments: list[str]) -> int:
         logging.disable(logging.WARNING)
         from hp_trainer.plan import advise, plan_run, render, to_plain
 
-        plan = plan_run(config, own.world_size)
-        short = device is not None and plan.memory.total > device.usable
-        remedies = advise(config, plan, device.usable) if short and device is not None else []
+        kind = "cuda" if device is None else device.device_type
+        plan = plan_run(config, own.world_size, device_type=kind)
+        remedies = []
+        if device is not None and plan.memory.total > device.usable:
+            remedies = advise(config, plan, device.usable, device_type=kind)
     except ConfigError as error:
         messages.print_mistakes("hp plan", error)
         return 2

@@ -48,10 +48,11 @@ _UNITS = {"MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "MB": 10**6, "GB": 10**9, "T
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """A device's memory in bytes, and how it was named."""
+    """A device's memory in bytes, and how it was named. `device_type` is torch's name for its kind."""
 
     name: str
     total: int
+    device_type: str = "cuda"
 
     @property
     def usable(self) -> int:
@@ -85,7 +86,7 @@ def device_memory(name: str, where: str = "--device") -> DeviceMemory:
         near = nearest(name, DEVICES)
         hint = f"did you mean {near}?" if near else "give its memory: --device-memory 64GiB"
         raise ConfigError(Fault(where, f"the memory of {name!r} is not known", ", ".join(DEVICES), hint))
-    return DeviceMemory(device, DEVICES[device] * GIB)
+    return DeviceMemory(device, DEVICES[device] * GIB, "npu" if device.startswith("Ascend") else "cuda")
 
 
 def _bare(name: str) -> str:

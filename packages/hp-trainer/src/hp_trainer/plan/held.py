@@ -52,6 +52,10 @@ class Held:
     def __sub__(self, other: Held) -> Held:
         return Held(*(a - b for a, b in zip(self.parts(), other.parts(), strict=True)))
 
+    def scaled(self, factor: float) -> Held:
+        """Each part times a factor, in whole bytes."""
+        return Held(*(round(part * factor) for part in self.parts()))
+
     def parts(self) -> tuple[int, ...]:
         """The bytes in the order of `Use`."""
         return dataclasses.astuple(self)

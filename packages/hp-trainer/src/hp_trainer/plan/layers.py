@@ -24,12 +24,15 @@ class Shortening:
     kept: tuple[int, ...]
     likeness: tuple[int, ...]
 
-    def extend(self, intervals: Sequence[Interval], layer_states: Sequence[Held]) -> list[Interval]:
+    def extend(
+        self, intervals: Sequence[Interval], layer_states: Sequence[Held], *, foreach: bool = False
+    ) -> list[Interval]:
         """The intervals of the whole model.
 
         Args:
             intervals: of the shortened model; one per kept layer in each phase that has layers, in order.
             layer_states: what each kept layer holds when the step begins.
+            foreach: the update works on all parameters at once, so what it needs grows with them.
         """
         held = intervals[0].start if intervals else Held()
         for place in self.likeness:
@@ -38,7 +41,10 @@ class Shortening:
             held = held - states
         whole: list[Interval] = []
         for interval, layer in self._in_order(intervals):
-            peak, end = held + (interval.peak - interval.start), held + (interval.end - interval.start)
+            above = interval.peak - interval.start
+            if foreach and interval.phase == "update":
+                above = above.scaled(held.parameters / interval.start.parameters)
+            peak, end = held + above, held + (interval.end - interval.start)
             whole.append(replace(interval, layer=layer, start=held, peak=peak, end=end))
             held = end
         return whole

@@ -39,7 +39,7 @@ Change = Callable[["HyperTrainer.Config", RunPlan, int], str | None]
 the plan before the change, and the bytes that a rank may take."""
 
 
-def advise(config: HyperTrainer.Config, plan: RunPlan, usable: int) -> list[Remedy]:
+def advise(config: HyperTrainer.Config, plan: RunPlan, usable: int, *, device_type: str = "cuda") -> list[Remedy]:
     """Add options until a rank takes no more than `usable` bytes, or none is left that helps.
 
     Changes of the batch or of the number of processes come last: they change the training, or what it costs.
@@ -55,7 +55,7 @@ def advise(config: HyperTrainer.Config, plan: RunPlan, usable: int) -> list[Reme
                 break
             world_size = plan.layout.world_size * (_factor(plan, usable) if change is _more_processes else 1)
             try:
-                better = plan_run(changed, world_size)
+                better = plan_run(changed, world_size, device_type=device_type)
             except ConfigError:
                 break  # this change is not to be had here
             if better.memory.total > plan.memory.total * (1 - WORTHWHILE):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from hp_config import check_layout
@@ -19,6 +21,7 @@ from hp_protocols import BaseModel, Configurable
 from hp_protocols.distributed import ParallelDims
 from hp_protocols.errors import ConfigError, Fault
 from hp_protocols.platform import get_platform
+from hp_trainer._torch_compat import number_errors
 from hp_trainer.cross_checks import cross_faults
 from hp_trainer.model_building import default_dtype
 from hp_trainer.plan.held import STATES, Held, Interval, Use
@@ -112,14 +115,18 @@ class RunPlan:
         return self.flops_per_token * self.layout.tokens_per_step
 
 
-def plan_run(config: HyperTrainer.Config, world_size: int, *, whole: bool = False) -> RunPlan:
+def plan_run(
+    config: HyperTrainer.Config, world_size: int, *, device_type: str = "cuda", whole: bool = False
+) -> RunPlan:
     """Plan a run; `config` is not changed, and nothing is read from its data or written to its folder.
 
     Args:
+        device_type: cuda or npu, where optimizers have other kernels.
         whole: run every layer instead of those that differ; slow, the same figures.
 
     Raises:
-        ConfigError: what `hp train` would refuse of the layout, the model, the loss or the optimizer.
+        ConfigError: what `hp train` would refuse of the layout, the model, the loss or the optimizer; or the model or
+            the loss reads numbers from tensors, which a plan has none of.
     """
     if faults := [*check_layout(config, world_size), *cross_faults(config)]:
         raise ConfigError(faults)
@@ -131,7 +138,7 @@ def plan_run(config: HyperTrainer.Config, world_size: int, *, whole: bool = Fals
         problem = f"{spec.name} has no parallelize_fn, so it can train in one process only"
         raise ConfigError(Fault("model_spec", problem, hint="plan for one process, or give its ModelSpec one"))
     notes = _notes(config)
-    planned = _as_planned(config)
+    planned = _as_planned(config, device_type)
     model_config = copy.deepcopy(spec.model)
     model_config.update_from_config(trainer_config=planned)
     total, embedding, flops = _sizes(planned, model_config)
@@ -143,7 +150,11 @@ def plan_run(config: HyperTrainer.Config, world_size: int, *, whole: bool = Fals
     with on_cpu():
         most = _rank_size(planned, model_config, layers, world_size, 0, shortening)
         least = _rank_size(planned, model_config, layers, world_size, world_size - 1, shortening)
-        trace = trace_step(planned, model_config, layers, world_size)
+        try:
+            trace = trace_step(planned, model_config, layers, world_size)
+        except number_errors() as error:
+            problem = f"{spec.name}, or the loss, reads numbers from tensors, of which a plan has none: {error}"
+            raise ConfigError(Fault("model_spec", problem, hint="compute with tensors where .item() stands")) from error
     return RunPlan(
         model=f"{spec.name}/{spec.flavor}",
         layout=_layout(planned, world_size),
@@ -163,11 +174,18 @@ def _notes(config: HyperTrainer.Config) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _as_planned(config: HyperTrainer.Config) -> HyperTrainer.Config:
-    """The config for a pretended step: nothing is compiled, and shards stay where they can be seen."""
+def _as_planned(config: HyperTrainer.Config, device_type: str) -> HyperTrainer.Config:
+    """The config for a pretended step: nothing is compiled, shards stay where they can be seen, and the optimizer
+    steps on the cpu as it would on the device."""
     planned = copy.deepcopy(config)
     planned.compile.mode = "none"
     planned.training.enable_cpu_offload = False
+    optimizer = planned.optimizer
+    if optimizer.foreach is None and not optimizer.in_backward:
+        takes = inspect.signature(getattr(torch.optim, optimizer.name)).parameters
+        fused = optimizer.fused or (optimizer.fused is None and device_type == "cuda" and "fused" in takes)
+        # A fused kernel needs no memory; on the cpu one parameter after the other is next to it.
+        optimizer.foreach, optimizer.fused = ("foreach" in takes and not fused) or None, None
     return planned
 
 
@@ -256,7 +274,7 @@ def _rank_size(
 def _memory(trace: Trace, shortening: Shortening | None, *, offload: bool) -> Memory:
     intervals = trace.intervals
     if shortening is not None:
-        intervals = shortening.extend(intervals, trace.layer_states)
+        intervals = shortening.extend(intervals, trace.layer_states, foreach=trace.foreach)
     counted = [use for use in Use if not (offload and use in STATES)]
     # Where the states live on the host, so do clipping and the update.
     on_device = [i for i in intervals if not (offload and i.phase in ("clipping", "update"))]
