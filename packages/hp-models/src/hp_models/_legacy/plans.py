@@ -99,7 +99,7 @@ def read_cp_modules(model: Qwen3_5, kinds: tuple[type, ...]) -> list[str]:
         faults.append(Fault(CP_MODULES, problem, allowed=", ".join(own), hint="leave the key out"))
     if faults:
         raise ConfigError(faults)
-    return named
+    return list(dict.fromkeys(named))
 
 
 def _matrices_and_parameters(model: Module) -> Iterator[tuple[str, Module]]:
