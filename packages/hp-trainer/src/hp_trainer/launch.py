@@ -6,6 +6,7 @@ the run: 0, or that of the first rank that failed. The ranks end when this proce
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -80,6 +81,8 @@ def run_ranks(launch: Launch, arguments: list[str], meeting_seconds: int = MEETI
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import elastic_launch
 
+    # It would name the rank that ended first, which often only waited for the one that is to blame.
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="hp-launch-") as folder:
         forwarder = _Forwarder(Path(folder))
         os.environ[LAUNCHER_FOLDER] = folder
