@@ -26,3 +26,5 @@ def test_the_readmes_example_runs(
     printed = capsys.readouterr().out
     assert "training.steps: 0 is too small; allowed: at least 1" in printed
     assert "hp_config: 1" in printed
+    for said in ("belong below train.optimizer", "did you mean max_steps?", "pipeline parallelism", "--train.seed"):
+        assert said in printed
