@@ -178,6 +178,7 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "cp 2 x fsdp 2": {"dims": CP},
         "cp 2 x fsdp 2, mixed and recomputed": {"dims": CP, **MIXED, **RECOMPUTED},
         "cp 2 x tp 2, padded": {"dims": CP | TP, "padded": True},
+        "cp 4": {"dims": {"cp": 4}},  # A third stretch is the first with a state that two others made.
         "hsdp 2 x 2": {"dims": HSDP},
         "ddp 4": {"dims": {"dp_replicate": 4}},
         "ddp 2 x tp 2": {"dims": HSDP | TP},
