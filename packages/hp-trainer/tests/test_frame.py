@@ -11,6 +11,7 @@ import pytest
 from hp_components import CheckpointError
 from hp_protocols.errors import ConfigError, Fault, MissingExtraError
 from hp_trainer.cli import export, import_weights, migrate, plot, sample
+from hp_trainer.cli import main as hp
 from hp_trainer.cli.arguments import Arguments
 from hp_trainer.cli.frame import run_command
 
@@ -85,6 +86,25 @@ def test_help_of_a_command_loads_no_torch(module) -> None:
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert told.startswith("usage: hp ")
     assert "exit codes: 0 fine" in told
+
+
+def test_no_word_at_all_is_a_mistake_and_its_usage_no_output(capsys) -> None:
+    for words in ([], ["config"]):
+        assert hp(words) == 2
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert told.err.startswith("usage: hp")
+    for words in (["--help"], ["config", "--help"], ["config", "show", "--help"]):
+        assert hp(words) == 0
+        assert capsys.readouterr().out.startswith("usage: hp")
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback() -> None:
+    code = (
+        "from hp_trainer import cli\ndef interrupted(): raise KeyboardInterrupt\ncli.main = interrupted\ncli.command()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 def test_a_reader_who_has_seen_enough_ends_the_command_quietly() -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hp_config import ConfigManager, HyperTrainerConfig
 from hp_protocols.errors import ConfigError, Fault, MissingExtraError
 from hp_trainer.cli import messages
+from hp_trainer.cli.arguments import Arguments
 
 if TYPE_CHECKING:
     from hp_trainer.plan import DeviceMemory
@@ -84,7 +85,7 @@ def main(arguments: list[str]) -> int:
 
 def _split(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The options of this command, and those of the recipe."""
-    parser = _Parser(prog="hp plan", add_help=False, allow_abbrev=False)
+    parser = Arguments("hp plan")
     for flag in ("world-size", "device-memory", "device", "json"):
         names = dict.fromkeys((f"--{flag}", f"--{flag.replace('-', '_')}"))
         parser.add_argument(*names, dest=flag.replace("-", "_"), default=None)
@@ -94,12 +95,6 @@ def _split(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         raise ConfigError(Fault("--world-size", f"{given!r} is no number of processes", allowed="at least 1"))
     own.world_size = int(given)
     return own, rest
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        where, _, problem = message.removeprefix("argument ").partition(": ")
-        raise ConfigError(Fault(where.split("/")[0], problem or message, hint="hp plan --help"))
 
 
 def _device(own: argparse.Namespace) -> DeviceMemory | None:

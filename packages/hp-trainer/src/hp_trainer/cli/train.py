@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from hp_config import HyperTrainerConfig
-from hp_protocols.errors import ConfigError, Fault, MissingExtraError
+from hp_protocols.errors import ConfigError, MissingExtraError
 from hp_trainer.cli import messages
+from hp_trainer.cli.arguments import Arguments
 from hp_trainer.faults.activity import Status, activity
 from hp_trainer.faults.failure import RankFailure
 from hp_trainer.launch import Launch, announce_rank, inside_torchrun, run_ranks
@@ -101,13 +102,7 @@ def split_launch(arguments: Sequence[str]) -> tuple[Launch, list[str]]:
     Raises:
         ConfigError: one of them has no value or not a number.
     """
-
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> None:  # type: ignore[override]
-            flag, _, problem = message.removeprefix("argument ").partition(": ")
-            raise ConfigError(Fault(flag, problem or "is not understood", hint="hp train --help"))
-
-    parser = Parser(add_help=False, allow_abbrev=False)
+    parser = Arguments("hp train")
     for flag, kind in (("--nproc", int), ("--nnodes", int), ("--node-rank", int), ("--rdzv-endpoint", str)):
         parser.add_argument(flag, type=kind, default=argparse.SUPPRESS)
     found, rest = parser.parse_known_args(list(arguments))
