@@ -13,11 +13,8 @@ import pytest
 import torch
 from tiny_run import build, train
 
-from hp_config import HyperTrainerConfig
 from hp_protocols.errors import ConfigError
-from hp_trainer import parse_args
 from hp_trainer._legacy.callbacks import GradientHealthCallback, MoEMonitorCallback, ProgressCallback
-from hp_trainer._legacy.migration import _set_paths
 
 
 def weights(trainer: Any) -> dict[str, torch.Tensor]:
@@ -167,55 +164,6 @@ def test_progress_is_shown_on_a_terminal_only() -> None:
     train(ProgressCallback(terminal), ProgressCallback(pipe))
     assert "2/2" in terminal.getvalue()
     assert pipe.getvalue() == ""
-
-
-DENSE = """
-model: {name: qwen3_5, num_hidden_layers: 32, hidden_size: 2560, tokenizer_path: ./tok, weights_path: ./w}
-data: {type: json_file, train_path: ./c.jsonl, max_seq_len: 4096, text_key: content, num_workers: 4, prefetch_factor: 2}
-train:
-  max_steps: 20000
-  global_batch_size: 256
-  micro_batch_size: 1
-  accelerator: {dp_shard: 8, tp: 4, zero_stage: 3}
-  mixed_precision: {enabled: true}
-  gradient_checkpointing: {activation_checkpoint: full}
-  optimizer: {lr: 3e-4, lr_min: 3e-5, betas: [0.9, 0.95], weight_decay: 0.1}
-  checkpoint: {output_dir: /data/run, save_steps: 1000, save_async: true}
-  logging: {report_to: all, peak_tflops: 320.0}
-"""
-MOE = """
-model: {name: qwen3_5, ep_modules: [experts]}
-train: {accelerator: {ep: 8, etp: 1}, moe_monitor: {enabled: true, num_recomputations: 2}}
-"""
-VISION = """
-data: {type: vl_dummy, image_key: picture, image_token_id: 1, vl_grid_h: 4}
-train: {accelerator: {ulysses_degree: 2, async_cp: true}}
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "refused"),
-    [
-        (DENSE, []),
-        (MOE, ["model.ep_modules", "train.accelerator.ep", "train.moe_monitor.enabled"]),
-        (
-            VISION,
-            [
-                *("data.type", "data.image_key", "data.image_token_id", "data.vl_grid_h"),
-                *("train.accelerator.async_cp", "train.accelerator.ulysses_degree"),
-            ],
-        ),
-    ],
-)
-def test_files_as_they_are_in_use_are_read_and_what_is_not_supported_is_named(text: str, refused: list[str]) -> None:
-    Path("real.yaml").write_text(text)
-    if not refused:
-        args = parse_args(HyperTrainerConfig, ["real.yaml"])
-        assert "train.optimizer.lr" in _set_paths(args)
-        return
-    with pytest.raises(ValueError) as caught:
-        parse_args(HyperTrainerConfig, ["real.yaml"])
-    assert all(any(f"({path})" in str(fault) for fault in caught.value.faults) for path in refused)  # type: ignore[attr-defined]
 
 
 def test_memory_is_pinned_where_there_is_an_accelerator_unless_the_file_says_no(

@@ -7,42 +7,77 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_every_key
 import torch
 import yaml
 from tiny_run import build, write_yaml
 
 from hp_config import ConfigManager
+from hp_protocols import get_spec
+from hp_protocols.errors import ConfigError
+from hp_trainer import parse_args
+from hp_trainer._legacy.migration import migrate
 from hp_trainer.cli import main
 
 OPTIONS: dict[str, Any] = {
-    "train__max_steps": 3,
+    "train__max_steps": 12,
     "train__optimizer": {"lr": 1e-2, "lr_warmup_ratio": 0.4, "max_grad_norm": 0.5, "betas": [0.8, 0.9]},
     "train__checkpoint": {"save_hf_weights": False, "output_dir": "new"},
 }
 
 
-def losses(path: str) -> list[float]:
+def records(path: str) -> list[tuple[float, float, float]]:
     lines = map(json.loads, Path(path).read_text().splitlines())
-    return [line["loss"] for line in lines if "event" not in line]
+    return [(line["loss"], line["grad_norm"], line["lr"]) for line in lines if "event" not in line]
 
 
-def test_the_migrated_file_trains_the_same_bits_from_the_same_weights(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["migrate", write_yaml(**OPTIONS), "-o", "new.yaml"]) == 0
+@pytest.mark.parametrize(
+    "optimizer",
+    [{}, {"lr_decay_style": "linear", "weight_decay": 0.3}, {"type": "adam", "lr_decay_style": "sqrt", "eps": 1e-4}],
+    ids=["cosine", "linear", "adam-sqrt"],
+)
+def test_the_migrated_file_trains_the_same_bits_from_the_same_weights(
+    optimizer: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {**OPTIONS, "train__optimizer": {**OPTIONS["train__optimizer"], **optimizer}}
+    assert main(["migrate", write_yaml(**options), "-o", "new.yaml"]) == 0
     assert capsys.readouterr().err == ""
     assert next(iter(yaml.safe_load(Path("new.yaml").read_text()))) == "hp_config"
     newer = ConfigManager().parse_args(["new.yaml"], world_size=1).build()
     start = {name: value.detach().clone() for name, value in newer.model.module.state_dict().items()}
     newer.train()
     newer.close()
-    older = build(**{**OPTIONS, "train__checkpoint": {"save_hf_weights": False, "output_dir": "old"}})
+    older = build(**{**options, "train__checkpoint": {"save_hf_weights": False, "output_dir": "old"}})
     own = older.model.state_dict()
     assert sorted(own) == sorted(start)
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(start[name])
     older.train()
+    assert all(torch.equal(value, newer.model.module.state_dict()[name]) for name, value in own.items())
     older.close()
-    assert losses("old/metrics.jsonl") == losses("new/metrics.jsonl")
+    assert len(records("old/metrics.jsonl")) == 12
+    assert records("old/metrics.jsonl") == records("new/metrics.jsonl")
+
+
+@pytest.mark.parametrize("case", test_every_key.ACTS, ids=lambda case: case.key)
+def test_a_key_is_taken_over_or_listed_and_never_dropped(case: Any) -> None:
+    """Another value gives another file: a change to the recipe, or a line that says why there is none."""
+    Path("files", "weights").mkdir(parents=True)
+    with torch.device("meta"):
+        model = get_spec("qwen3_5").build_model_fn(hidden_size=24)
+    config = get_spec("qwen3_5").state_dict_adapter(model.config).hf_config()
+    Path("files", "weights", "config.json").write_text(json.dumps(config))
+    beside = test_every_key.filled(case.beside, Path("files"))
+    beside.pop("poison", None)
+    changes = test_every_key.filled({**case.also, **test_every_key.option(case.key, case.value)}, Path("files"))
+    texts = []
+    for options in (beside, {**beside, **changes}):
+        try:
+            texts.append(migrate(parse_args(argv=[write_yaml(**options)])).text)
+        except ConfigError as error:
+            texts.append(str(error))
+    assert texts[0] != texts[1] or "preset_pt: prepared tensors have no dataloader there" in texts[0]
 
 
 def test_what_has_no_counterpart_is_listed_in_the_file_and_on_standard_error(

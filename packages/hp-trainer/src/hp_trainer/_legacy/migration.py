@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from hp_protocols import get_spec
 from hp_protocols.errors import ConfigError, Fault
 from hp_trainer._legacy import data
 from hp_trainer._legacy.llm_trainer import LARGEST_OWN_VOCABULARY, build_bare_model
+from hp_trainer._legacy.run_place import checkpoint_at
 from hp_trainer._legacy.sections import make_sections
 from hp_trainer.hyper_trainer import HyperTrainer
 from hp_trainer.recipes.qwen3_5_v2 import qwen3_5_v2_debugmodel
@@ -36,7 +38,6 @@ _REASONS = {
     "model.tp_plan": "the v2 model declares its sharding itself",
     "model.cp_modules": "the v2 model says itself what is split",
     "data.train_size": "HyperTrainer reads a corpus whole: cut the file, or use split=train[:N] of a dataset",
-    "data.train_path": "prepared tensors (preset_pt) have no dataloader there",
     "train.init_device": "HyperTrainer always builds on the meta device",
     "train.comm_backend": "the backend follows from the device",
     "train.local_rank": "the launcher says it",
@@ -60,6 +61,21 @@ _REASONS = {
 }
 
 
+_REASONS_FOR_RANDOM_TOKENS = {
+    "data.train_size": "random tokens have no end there",
+    "train.num_train_epochs": "random tokens have no end there",
+    "data.shuffle": "random tokens have no end there, and no other order",
+    "data.num_workers": "random tokens are drawn in the training process",
+    "data.prefetch_factor": "random tokens are drawn in the training process",
+    "data.pin_memory": "random tokens are drawn in the training process",
+}
+
+_OWN_START = """\
+# Random initial weights are drawn by other rules than the older trainer's, so that a run from nothing has other
+# numbers. From the same weights (checkpoint.initial_load_path) both train the same bits.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Migration:
     """`text` begins with `hp_config: 1`; `left_out` is one line per key without a counterpart."""
@@ -78,13 +94,18 @@ def migrate(args: HyperTrainerConfig) -> Migration:
         raise ConfigError(Fault("model.name", f"{args.model.name!r} has no counterpart", ", ".join(COUNTERPART)))
     if args.data.type == "preset_pt":
         hint = "hp train FILE.yaml trains it the older way, or write a dataloader for it"
-        raise ConfigError(Fault("data.type", f"preset_pt: {_REASONS['data.train_path']}", hint=hint))
+        raise ConfigError(Fault("data.type", "preset_pt: prepared tensors have no dataloader there", hint=hint))
     recipe = qwen3_5_v2_debugmodel()
     changes = _changes(recipe.to_dict(), _config(args, copy.deepcopy(recipe)).to_dict())
     changes.pop("recipe", None)
-    left_out = tuple(f"{path}: {_REASONS[path]}" for path in _set_paths(args) if path in _REASONS)
+    reasons = _REASONS | (_REASONS_FOR_RANDOM_TOKENS if args.data.type == "dummy" else {})
+    left_out = tuple(
+        f"{path}: {reasons[path]} (it was {value})" for path, value in _set_values(args).items() if path in reasons
+    )
     head = {"hp_config": 1, "module": RECIPE[0], "config": RECIPE[1], "trainer": changes}
     text = yaml.safe_dump(head, sort_keys=False, allow_unicode=True, width=110)
+    if args.model.weights_path is None and args.train.checkpoint.load_path is None:
+        text += _OWN_START
     if left_out:
         lines = "".join(f"#   {line}\n" for line in left_out)
         text += f"# Keys of the older file that have no counterpart:\n{lines}"
@@ -107,7 +128,7 @@ def _config(args: HyperTrainerConfig, config: HyperTrainer.Config) -> HyperTrain
     config.profiler = sections.profiler.replace(save_traces_folder=config.profiler.save_traces_folder)
     config.checkpoint = sections.checkpoint.replace(
         last_save_in_hf=checkpoint.save_hf_weights,
-        initial_load_path=checkpoint.load_path or args.model.weights_path,
+        initial_load_path=_checkpoint(checkpoint.load_path) or args.model.weights_path,
         initial_load_in_hf=checkpoint.load_path is None and args.model.weights_path is not None,
         initial_load_model_only=checkpoint.load_path is None,
     )
@@ -127,6 +148,11 @@ def _config(args: HyperTrainerConfig, config: HyperTrainer.Config) -> HyperTrain
         held_out = _dataloader(args, model.config.vocab_size, train.eval.eval_dataset or "", training=False)
         config.validation = Validator.Config(enable=True, freq=train.eval.eval_steps, dataloader=held_out)
     return config
+
+
+def _checkpoint(path: str | None) -> str | None:
+    """One checkpoint; a run's folder means its newest, if it is on this machine."""
+    return path if path is None or not Path(path).exists() else str(checkpoint_at(Path(path)))
 
 
 def _dataloader(args: HyperTrainerConfig, vocab_size: int, path: str, *, training: bool) -> BaseDataLoader.Config:
@@ -170,9 +196,9 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, A
     return changed
 
 
-def _set_paths(args: HyperTrainerConfig) -> list[str]:
+def _set_values(args: HyperTrainerConfig) -> dict[str, Any]:
     """The keys whose value is not the older trainer's default."""
-    found: list[str] = []
+    found: dict[str, Any] = {}
 
     def walk(node: Any, default: Any, path: str) -> None:
         for name, value in vars(node).items():
@@ -180,7 +206,7 @@ def _set_paths(args: HyperTrainerConfig) -> list[str]:
             if hasattr(value, "__dataclass_fields__"):
                 walk(value, getattr(default, name), full)
             elif value != getattr(default, name):
-                found.append(full)
+                found[full] = value
 
     walk(args, HyperTrainerConfig(), "")
     return found

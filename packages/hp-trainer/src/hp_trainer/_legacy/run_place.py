@@ -14,7 +14,7 @@ from typing import Any
 from hp_protocols.errors import ConfigError, Fault
 from hp_trainer.run_folder import RESOLVED
 
-__all__ = ["RunPlace", "choose_place"]
+__all__ = ["RunPlace", "checkpoint_at", "choose_place"]
 
 STEP = re.compile(r"step-(\d+)")
 
@@ -39,7 +39,7 @@ def choose_place(checkpoint: Any) -> RunPlace:
     if checkpoint.load_path is None:
         folder = _free(output)
         return RunPlace(str(folder), occupied=str(output) if folder != output else None)
-    source = _checkpoint_at(Path(checkpoint.load_path))
+    source = checkpoint_at(Path(checkpoint.load_path))
     step = int(STEP.fullmatch(source.name)[1])  # type: ignore[index]
     if source.parent.parent.resolve() == output.resolve():
         named = STEP.fullmatch(Path(checkpoint.load_path).name)
@@ -54,7 +54,7 @@ def _free(output: Path) -> Path:
     return next(path for path in candidates if not (path / RESOLVED).exists() and not (path / "checkpoint").exists())
 
 
-def _checkpoint_at(path: Path) -> Path:
+def checkpoint_at(path: Path) -> Path:
     """`…/step-N` for a checkpoint, the folder of checkpoints, or a run's folder (its newest)."""
     if STEP.fullmatch(path.name) and path.is_dir():
         return path
