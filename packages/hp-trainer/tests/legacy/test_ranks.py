@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from hp_protocols import get_spec
 from hp_protocols.testing import run_world
+from hp_trainer import Callback
 
 STEPS, LENGTH = 3, 12
 OPTIONS: dict[str, Any] = {
@@ -105,3 +106,68 @@ def test_the_command_starts_the_ranks_and_hands_on_their_exit_code(options: list
     ended = subprocess.run([*command, "--nproc", "2"], capture_output=True, text=True, timeout=200, check=False)
     assert ended.returncode == code, ended.stderr
     assert said in ended.stdout + ended.stderr
+
+
+class _Logs(Callback):
+    """What was logged, this rank's own loss, the loss and norm of all; from the second step on that of all is asked."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, float]] = []
+
+    def on_init_end(self, trainer: Any) -> None:
+        weight = trainer.model.layers[0].mlp.up_proj.weight
+        self.shape = tuple((weight.to_local() if isinstance(weight, DTensor) else weight).shape)
+
+    def on_log(self, trainer: Any, logs: dict[str, float]) -> None:
+        self.seen.append({"logged": logs["loss"], "own": trainer.local_loss})
+
+    def on_step_end(self, trainer: Any, result: Any) -> None:
+        self.seen[-1] |= {"all": result.loss, "norm": result.grad_norm}
+        trainer.args.train.logging.report_global_loss = True
+
+
+UNEVEN = {**OPTIONS, "data__train_path": "uneven.pt"}
+
+
+def _logged(rank: int, world_size: int, options: dict[str, Any]) -> tuple[list[dict[str, float]], tuple[int, ...]]:
+    logs = _Logs()
+    trainer = build(logs, **UNEVEN, **options)
+    trainer.train()
+    trainer.close()
+    return logs.seen, logs.shape
+
+
+def test_what_only_several_ranks_can_show() -> None:
+    """report_global_loss, reduce_dtype, two kinds of data parallelism; a run of one process that two go on with."""
+    ids = torch.randint(300, (16, LENGTH), generator=torch.Generator().manual_seed(3))
+    labels = ids.clone()
+    labels[::4, 3:] = labels[1::4, 3:] = -100  # the first two of four rows are rank 0's
+    torch.save({"input_ids": ids, "labels": labels}, "uneven.pt")
+    place = {"output_dir": "one", "save_hf_weights": False, "save_steps": 1}
+    alone, whole = _logged(0, 1, {"train__checkpoint": place})
+    assert whole == (48, 32)
+    helpers = {"PYTHONPATH": str(Path(__file__).parent)}
+
+    (first, shape), (second, _) = run_world(_logged, 2, {}, init_process_group=False, env=helpers)
+    assert shape == (24, 32)
+    assert first[0]["logged"] == first[0]["own"] != first[0]["all"]
+    assert first[1]["logged"] == first[1]["all"] != first[1]["own"]
+    tokens = 2 * 2, 2 * (LENGTH - 1)
+    for ours, theirs, one in zip(first, second, alone, strict=True):
+        both = (tokens[0] * ours["own"] + tokens[1] * theirs["own"]) / sum(tokens)
+        assert ours["all"] == theirs["all"] == pytest.approx(both, rel=1e-6)
+        assert (ours["all"], ours["norm"]) == pytest.approx((one["all"], one["norm"]), rel=1e-5)
+
+    options = {
+        "train__accelerator": {"dp_replicate": 2},
+        "train__mixed_precision": {"enabled": True, "param_dtype": "float32", "reduce_dtype": "bfloat16"},
+        "train__checkpoint": {"save_hf_weights": False, "load_path": "one/checkpoint/step-1"},
+    }
+    (rounded, shape), _ = run_world(_logged, 2, options, init_process_group=False, env=helpers)
+    assert shape == (48, 32)
+    assert len(rounded) == len(alone) - 1
+    assert rounded[0]["all"] == pytest.approx(alone[1]["all"], rel=1e-6)
+    # The gradients travel with eight bits.
+    assert rounded[0]["norm"] != first[1]["norm"]
+    assert abs(rounded[0]["norm"] - first[1]["norm"]) > 1e-6 * first[1]["norm"]
+    assert rounded[0]["norm"] == pytest.approx(first[1]["norm"], rel=1e-2)
