@@ -98,13 +98,25 @@ def test_tensorboard_and_a_trace_are_written_where_the_file_says() -> None:
 
 
 def test_wandb_gets_the_project_and_the_name_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`enabled`, `project`, `run_name`; and every `log_steps` a point, and one at the end."""
     wandb = pytest.importorskip("wandb")
     seen: dict[str, Any] = {}
+    steps: list[int] = []
     started = wandb.init
+
+    def start(**given: Any) -> Any:
+        seen.update(given)
+        run = started(**given)
+        log = run.log
+        monkeypatch.setattr(run, "log", lambda data, **how: steps.append(how["step"]) or log(data, **how))
+        return run
+
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setattr(wandb, "init", lambda **given: seen.update(given) or started(**given))
-    train(train__wandb={"enabled": True, "project": "mine", "run_name": "first", "log_steps": 2})
+    monkeypatch.setattr(wandb, "init", start)
+    wanted = {"enabled": True, "project": "mine", "run_name": "first", "log_steps": 2}
+    train(train__wandb=wanted, train__max_steps=5)
     assert (seen["project"], seen["name"]) == ("mine", "first")
+    assert steps == [2, 4, 5]
     assert list(Path("outputs/wandb").glob("offline-run-*"))
 
 
