@@ -19,6 +19,7 @@ import torch
 
 from hp_components import BaseDataLoader, CrossEntropyLoss
 from hp_protocols import get_spec
+from hp_protocols.errors import ConfigError, Fault
 from hp_trainer import Callback, HyperTrainer, LLMTrainer, RankFailure, parse_args
 from hp_trainer.recipes.qwen3_5_v2 import qwen3_5_v2_debugmodel
 
@@ -51,6 +52,8 @@ def strike(where: str, step: int) -> None:
     how = planted["how"]
     if how == "raise":
         raise ValueError(f"planted in {where}")
+    if how == "mistake":
+        raise ConfigError(Fault("planted", f"is wrong in {where}"))
     if how == "exit":
         os._exit(7)
     if how in ("SIGKILL", "SIGSTOP", "SIGTERM", "SIGINT"):

@@ -97,6 +97,14 @@ def test_a_rank_that_raises_while_building_or_saving_ends_the_others(start: Star
     assert_nothing_lost(tmp_path / "saved", steps=8, saved=6)
 
 
+def test_a_mistake_that_one_rank_alone_finds_is_told_by_it_and_by_nobody_else(start: Start) -> None:
+    ended = start("run", 2, rank=1, step=3, where="data", how="mistake").wait()
+    assert ended.codes == [1, 1], ended.text
+    assert ended.texts[1].count("planted: is wrong in data") == 1
+    assert "hp train:" not in ended.texts[0], ended.text
+    assert "Traceback" not in ended.text
+
+
 @pytest.mark.parametrize(("mode", "how"), [("eager", "exit"), ("graph", "SIGKILL")])
 def test_a_rank_that_dies_is_named_with_what_it_was_doing(start: Start, tmp_path: Path, mode: str, how: str) -> None:
     options, where = (GRAPH, "data") if mode == "graph" else ((), "forward")

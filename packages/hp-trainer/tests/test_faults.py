@@ -34,8 +34,8 @@ def report(rank: int, state: str, doing: str = FORWARD, place: str = "") -> Repo
         ([report(0, "lost"), report(1, "silent", "")], "silent", (1,), "does not answer any more"),
         ([report(0, "lost"), report(1, "busy", "waiting for data")], "late", (1,), "in step 7, waiting for data"),
         ([report(0, "lost"), report(1, "communicating"), report(2, "busy")], "late", (2,), "rank 2 "),
-        # One that is done waits for nobody, and nobody for it.
-        ([report(0, "lost"), report(1, "left", "")], "network", (), "none is known to be at fault"),
+        # A mistake that one rank alone has found: it leaves, and tells it after rank 0 had the time to.
+        ([report(0, "lost"), report(1, "left")], "raised", (1,), "has left the run (its own message says why)"),
         ([report(0, "lost"), report(1, "told")], "raised", (1,), "its own message says why"),
         ([report(0, "lost"), report(1, "lost", "validating"), report(2, "lost")], "parted", (1,), "another place"),
         ([report(0, "lost", place="a.py:1"), report(1, "lost", place="b.py:2")], "parted", (), "different places"),

@@ -116,6 +116,7 @@ class BaseTrainer(ABC):
                 raise failure from error
             raise
         activity.now("between building and training")
+        self.watch_rests(True)
 
     def train(self) -> TrainResult:
         """Train to `total_steps` in all, or until the data ends or a signal asks to stop.
@@ -126,8 +127,14 @@ class BaseTrainer(ABC):
         """
         if self.state.step >= self.total_steps:
             return TrainResult(self.state.step, "already_finished", self.run_folder.path, saved=True)
+        self.watch_rests(False)
         try:
-            return self._train()
+            result = self._train()
+            # What comes now is no part of the run: the ranks may take their time, and end when they like.
+            activity.at_step(0)
+            activity.now("after training")
+            self.watch_rests(True)
+            return result
         except RankFailure:
             # Whoever waits for a save of this rank need not wait any more.
             self.close()
@@ -197,6 +204,11 @@ class BaseTrainer(ABC):
                 "step %d: the data of rank %s have ended (%d of %d ranks); what the others have left is not trained on",
                 self.state.step + 1, ", ".join(map(str, ranks)), agreed.without_data, world_size,
             )  # fmt: skip
+
+    def watch_rests(self, rests: bool) -> None:
+        """Whether this rank may be long in what it does without asking after the others."""
+        if self.environment.watch is not None:
+            self.environment.watch.rests = rests
 
     def explain(self, error: BaseException) -> RankFailure | None:
         """What a run of several processes ends with: told by now, once, and naming the rank. None: `error` says it."""

@@ -94,7 +94,8 @@ def run_ranks(launch: Launch, arguments: list[str], meeting_seconds: int = MEETI
             return 0
         except ChildFailedError as error:
             if forwarder.forced:
-                print("hp train: ended at once, nothing was saved since the last checkpoint", file=sys.stderr)
+                if not any(record.status is Status.QUIET for record in _records(Path(folder)).values()):
+                    print("hp train: ended at once, nothing was saved since the last checkpoint", file=sys.stderr)
                 return 130
             return _tell_end(error, _records(Path(folder)))
         except (RendezvousError, DistError, TimeoutError) as error:

@@ -54,7 +54,7 @@ class Report:
             "stopped": "is stopped",
             "silent": "does not answer",
         }[self.state]
-        since = f" for {self.seconds:.0f} s" if self.seconds is not None and self.state != "left" else ""
+        since = f" for {self.seconds:.0f} s" if self.seconds is not None else ""
         place = f", at {self.place}" if self.place else ""
         return f"{self.who}: {self.where}; {how}{since}{place}"
 
@@ -83,18 +83,18 @@ def judge(reports: Sequence[Report], reason: str) -> Verdict:
     """
     for state, kind, how in (
         ("told", "raised", "has ended (its own message says why) in"),
+        ("left", "raised", "has left the run (its own message says why) in"),
         ("gone", "gone", "has ended without a word in"),
         ("stopped", "stopped", "is stopped (SIGSTOP, or a debugger) in"),
         ("silent", "silent", "does not answer any more (it is gone, or stands still); last seen in"),
     ):
         if found := [report for report in reports if report.state == state]:
             return _verdict(kind, found, how, reports, reason)
-    present = [report for report in reports if report.state != "left"]
-    waiting = [report for report in present if report.state in ("lost", "communicating")]
-    busy = [report for report in present if report.state == "busy"]
+    waiting = [report for report in reports if report.state in ("lost", "communicating")]
+    busy = [report for report in reports if report.state == "busy"]
     if busy and waiting:
         return _verdict("late", busy, "is late: the others wait for it while it is in", reports, reason)
-    groups = _by_place(present)
+    groups = _by_place(reports)
     if len(groups) > 1:
         first, second = groups[0], groups[1]
         if len(first) < len(second):

@@ -35,16 +35,19 @@ GRACE_SECONDS = 5.0
 """For the main thread to end by itself, once it is known why the run ends."""
 ROUND, VERDICT = "round", "verdict"
 NEVER_OLD = 1 << 60
+TRIES = 3
 SECOND_LOOK_SECONDS = 2.0
 """For ranks that seem busy and may only be a little later in noticing the same."""
 
 
 class Watch:
     """One rank's. `limit_seconds`: how long the main thread may be in one phase before the others are asked whether
-    they are still there (not how long a phase may take)."""
+    they are still there (not how long a phase may take). `rests`: the main thread is in no phase of the run, so that
+    others may have ended and nobody is asked."""
 
     def __init__(self, joined: Joined, limit_seconds: float, limit_name: str = "the time limit") -> None:
         self.limit_seconds, self.limit_name = limit_seconds, limit_name
+        self.rests = False
         self._rank, self._members, self._own = joined.rank, joined.members, joined.own
         self._joined = joined
         self._records: dict[int, RecordFile] = joined.local_records()
@@ -136,13 +139,21 @@ class Watch:
             store.set(f"report/{self._rank}", json.dumps([number, asdict(report)]))
 
     def _waits_long(self) -> bool:
+        if self.rests:
+            return False
         since = max(activity.since, self._asked_at)
         return time.monotonic() - since > self.limit_seconds + 2 * self._interval
 
     def _ask_whether_all_live(self) -> None:
         """A save may wait longer for a disk than a step for a rank. One that stands still is found all the same."""
         self._asked_at = time.monotonic()
-        reports = self._ask(self._beside)
+        for _ in range(TRIES):
+            reports = self._ask(self._beside)
+            # Code that holds Python's lock for some seconds keeps a rank from answering; it lives all the same.
+            if any(report.state in ("gone", "stopped") for report in reports):
+                break
+            if self._ended.wait(self._interval) or not any(report.state == "silent" for report in reports):
+                return
         if any(report.state in ("gone", "stopped", "silent") for report in reports):
             reason = f"nothing was heard of it for {self.limit_seconds:g} s, {self.limit_name}"
             self._obey(self._settle(judge(reports, reason), self._beside))
@@ -224,12 +235,13 @@ class Watch:
             asked, report = json.loads(store.get(key))
             if asked >= number:
                 return Report(**report)
-        if store.check([f"left/{member.rank}"]):
-            return Report(member.rank, member.who, "left")
         file = self._records.get(member.rank)
-        if file is not None and processes.is_gone(member.pid):
-            record = file.read()
-            return Report(member.rank, member.who, _STATE[record.status], record.step, record.doing)
+        record = file.read() if file is not None else None
+        known = (record.step, record.doing) if record is not None else ()
+        if record is not None and processes.is_gone(member.pid):
+            return Report(member.rank, member.who, _STATE[record.status], *known)
+        if store.check([f"left/{member.rank}"]):
+            return Report(member.rank, member.who, "left", *known)
         return None
 
     def _unanswered(self, member: Member, store: dist.Store) -> Report:
