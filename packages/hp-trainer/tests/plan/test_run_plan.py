@@ -29,14 +29,14 @@ def recipe(layers: int = 2, **sections: object) -> HyperTrainer.Config:
 
 
 def deep_accumulating_hsdp() -> HyperTrainer.Config:
-    config = recipe(11, parallelism=ParallelismConfig(data_parallel_replicate_degree=2))
+    config = recipe(8, parallelism=ParallelismConfig(data_parallel_replicate_degree=2))
     config.training.local_batch_size, config.training.global_batch_size = 1, 8
     config.activation_checkpoint.mode = "full"
     return config
 
 
 def deep_tp_cp() -> HyperTrainer.Config:
-    return recipe(12, parallelism=ParallelismConfig(tensor_parallel_degree=2, context_parallel_degree=2))
+    return recipe(8, parallelism=ParallelismConfig(tensor_parallel_degree=2, context_parallel_degree=2))
 
 
 @pytest.mark.parametrize("make", [deep_accumulating_hsdp, deep_tp_cp])
