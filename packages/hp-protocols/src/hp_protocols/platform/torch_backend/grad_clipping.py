@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 __all__ = ["clip_grad_norm_"]
@@ -59,7 +59,14 @@ def _by_mesh(parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 def _norm(grads: list[torch.Tensor], foreach: bool | None) -> torch.Tensor:
     norm = get_total_norm(grads, 2.0, False, foreach)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    if not isinstance(norm, DTensor):
+        return norm
+    # The order of full_tensor, which warns on every rank that it takes one axis after the other.
+    for axis in range(norm.device_mesh.ndim):
+        placements = list(norm.placements)
+        placements[axis] = Replicate()
+        norm = norm.redistribute(placements=placements)
+    return norm.full_tensor()
 
 
 def _norm_of_norms(norms: list[torch.Tensor]) -> torch.Tensor:
