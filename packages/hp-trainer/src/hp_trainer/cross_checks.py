@@ -59,13 +59,7 @@ def _in_backward_faults(config: HyperTrainer.Config) -> list[Fault]:
 
 def _graph_faults(config: HyperTrainer.Config) -> list[Fault]:
     """Graph Mode captures a step of which it knows where backward ends and the update begins."""
-    if config.compile.mode != "graph":
+    if config.compile.mode != "graph" or not config.optimizer.in_backward:
         return []
-    faults = []
-    if config.optimizer.in_backward:
-        problem = "Graph Mode updates parameters after backward"
-        faults.append(Fault("optimizer.in_backward, compile.mode", problem, hint="drop in_backward"))
-    if getattr(config.loss, "num_chunks", 0):
-        problem = "Graph Mode does not capture a loss that is computed in chunks"
-        faults.append(Fault("loss.num_chunks, compile.mode", problem, hint="--loss.num_chunks 0"))
-    return faults
+    problem = "Graph Mode updates parameters after backward"
+    return [Fault("optimizer.in_backward, compile.mode", problem, hint="drop in_backward")]

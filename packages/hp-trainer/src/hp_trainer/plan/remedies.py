@@ -75,7 +75,7 @@ def _recompute(config: HyperTrainer.Config, plan: RunPlan, usable: int) -> str |
 
 
 def _chunk_loss(config: HyperTrainer.Config, plan: RunPlan, usable: int) -> str | None:
-    if getattr(config.loss, "num_chunks", None) != 0 or config.compile.mode == "graph":
+    if getattr(config.loss, "num_chunks", None) != 0:
         return None
     config.loss.num_chunks = 8  # type: ignore[attr-defined]
     return "--loss.num_chunks 8"
