@@ -40,6 +40,7 @@ class SteppedTrainer(HyperTrainer):
         """One step; its loss."""
         fetched = self.training_step.fetch(self.batches)
         agreed = self.training_step.agree(fetched, stop_wanted=False)
+        fetched = self.training_step.even_out(fetched, agreed.micro_batches)
         result = self.training_step.run(fetched, agreed.valid_tokens)
         self.state.step += 1
         self.after_step(result)
