@@ -92,7 +92,6 @@ def shape(name: str, dim: int) -> Look:
 
 
 def curve_steps(run: Observed) -> list[int]:
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = next(path for path in (run.folder.parent / "tb_traces", run.folder.parent / "own") if path.exists())
@@ -292,7 +291,8 @@ def test_another_value_changes_what_the_key_is_about(
 ) -> None:
     monkeypatch.delenv("LOCAL_RANK")
     if case.key == "data.subset":
-        datasets = pytest.importorskip("datasets")
+        import datasets
+
         monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
     beside = filled(case.beside, files)
     poison = beside.pop("poison", False)

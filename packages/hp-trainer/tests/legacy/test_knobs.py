@@ -64,7 +64,8 @@ def test_text_conversations_and_datasets_are_read(tmp_path: Path) -> None:
 
 
 def test_a_saved_dataset_is_read() -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     datasets.Dataset.from_dict({"text": ["one two three four"] * 30}).save_to_disk("saved")
     trainer = train(data__type="hf_datasets", data__train_path="saved", data__train_size=20)
     assert "20 documents" in str(trainer.dataloader)
@@ -87,7 +88,6 @@ def test_log_steps_and_what_is_reported(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_tensorboard_and_a_trace_are_written_where_the_file_says() -> None:
-    pytest.importorskip("tensorboard")
     train(
         train__max_steps=4,
         train__tensorboard={"enabled": True, "output_dir": "curves"},
@@ -99,7 +99,8 @@ def test_tensorboard_and_a_trace_are_written_where_the_file_says() -> None:
 
 def test_wandb_gets_the_project_and_the_name_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """`enabled`, `project`, `run_name`; and every `log_steps` a point, and one at the end."""
-    wandb = pytest.importorskip("wandb")
+    import wandb
+
     seen: dict[str, Any] = {}
     steps: list[int] = []
     started = wandb.init
