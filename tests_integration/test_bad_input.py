@@ -29,7 +29,7 @@ MISTAKES = {
     "negative size": ([*RECIPE, "--training.seq_len", "-4"], ["training.seq_len", "-4"]),
     "zero size": ([*RECIPE, "--training.local_batch_size", "0"], ["training.local_batch_size", "0"]),
     "batch not divisible": (
-        [*RECIPE, "--training.global_batch_size", "7"],
+        [*RECIPE, "--training.global_batch_size", "7", "--training.local_batch_size", "2"],
         ["training.global_batch_size", "7", "local_batch_size"],
     ),
     "degrees are not the world size": (

@@ -21,7 +21,7 @@ from hp_trainer.recipes.qwen3_5_v2 import qwen3_5_v2_debugmodel
 def recipe(layers: int = 2, **sections: object) -> HyperTrainer.Config:
     """The debug model's last layers, of which two are one of linear and one of full attention."""
     config = qwen3_5_v2_debugmodel().replace(**sections)
-    config.training.seq_len, config.training.global_batch_size = 64, -1
+    config.training.seq_len, config.training.local_batch_size, config.training.global_batch_size = 64, 2, -1
     model = config.model_spec.model
     repeated = (model.layers * layers)[-layers:]
     config.model_spec = dataclasses.replace(config.model_spec, model=model.replace(layers=repeated))

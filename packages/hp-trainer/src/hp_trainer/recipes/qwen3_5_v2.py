@@ -35,8 +35,8 @@ def qwen3_5_v2_debugmodel() -> HyperTrainer.Config:
         training=TrainingConfig(
             steps=400,
             seq_len=256,
-            # The same 8 rows per step whether 1, 2 or 4 processes share them.
-            local_batch_size=2,
+            # The same 8 rows per step whether 1, 2, 4 or 8 processes share them.
+            local_batch_size=1,
             global_batch_size=8,
             mixed_precision_param="float32",
         ),

@@ -6,10 +6,12 @@ scaled in place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 __all__ = ["clip_grad_norm_"]
@@ -58,15 +60,25 @@ def _by_mesh(parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 
 def _norm(grads: list[torch.Tensor], foreach: bool | None) -> torch.Tensor:
-    norm = get_total_norm(grads, 2.0, False, foreach)
-    if not isinstance(norm, DTensor):
-        return norm
-    # The order of full_tensor, which warns on every rank that it takes one axis after the other.
-    for axis in range(norm.device_mesh.ndim):
-        placements = list(norm.placements)
-        placements[axis] = Replicate()
-        norm = norm.redistribute(placements=placements)
-    return norm.full_tensor()
+    with _one_axis_after_the_other():
+        norm = get_total_norm(grads, 2.0, False, foreach)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+@contextlib.contextmanager
+def _one_axis_after_the_other() -> Iterator[None]:
+    """Without torch's warning, on every rank, that a norm over several mesh axes takes a collective for each: the user
+    cannot change it, and all ranks get the same bits, since the ranks of an axis sum the same numbers."""
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+    logger.addFilter(_says_more)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_says_more)
+
+
+def _says_more(record: logging.LogRecord) -> bool:
+    return not record.msg.startswith("While redistributing from")
 
 
 def _norm_of_norms(norms: list[torch.Tensor]) -> torch.Tensor:
