@@ -46,7 +46,7 @@ from hp_trainer.graph_mode import GraphMode, start_graph_mode
 from hp_trainer.model_building import build_model, build_state_dict_adapter, check_vocabulary
 from hp_trainer.run_folder import RunFolder, default_run_folder
 from hp_trainer.train_state import TrainState
-from hp_trainer.training_step import StepResult, TrainingStep
+from hp_trainer.training_step import StepResult, TrainingStep, count_micro_batches
 from hp_trainer.validation import Validator
 
 logger = logging.getLogger(__name__)
@@ -198,10 +198,7 @@ class HyperTrainer(BaseTrainer, Configurable):
         )
 
     def build_training_step(self) -> None:
-        training, dp = self.config.training, self.environment.dp_degree
-        global_batch = (
-            training.local_batch_size * dp if training.global_batch_size == -1 else training.global_batch_size
-        )
+        training = self.config.training
         if faults := document_mask_faults(self.dataloader, self.model.module):
             raise ConfigError(faults)
         make = self.graph.training_step if self.graph else TrainingStep
@@ -212,7 +209,7 @@ class HyperTrainer(BaseTrainer, Configurable):
             optimizer=self.optimizer,
             lr_scheduler=self.lr_scheduler,
             max_norm=training.max_norm,
-            micro_batches=global_batch // (training.local_batch_size * dp),
+            micro_batches=count_micro_batches(training, self.environment.dp_degree),
         )
 
     def build_validator(self) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from hp_protocols import BaseModel, BaseStateDictAdapter
 from hp_protocols.errors import ConfigError, Fault
+from hp_protocols.platform import get_platform
 from hp_trainer.environment import Environment
 
 if TYPE_CHECKING:
@@ -53,6 +54,14 @@ def check_vocabulary(config: HyperTrainer.Config, tokenizer_vocab_size: int) -> 
         )
 
 
+def build_on_meta(config: BaseModel.Config, dtype: str) -> BaseModel:
+    """The model without memory, its parameters of the named dtype."""
+    platform = get_platform()
+    with platform.init_on_device("meta"), default_dtype(platform.dtype_map[dtype]):
+        model: BaseModel = config.build()
+    return model
+
+
 def build_model(config: HyperTrainer.Config, environment: Environment, seed: int) -> BuiltModel:
     """Build the model of `config.model_spec` on this rank.
 
@@ -60,7 +69,7 @@ def build_model(config: HyperTrainer.Config, environment: Environment, seed: int
         RuntimeError: a submodule does not follow the Module protocol.
         ConfigError: the model cannot be built or sharded with these options.
     """
-    spec, platform = config.model_spec, environment.platform
+    spec = config.model_spec
     if spec.model is None:
         raise ConfigError(
             Fault("model_spec", f"{spec.name} has no model config (ModelSpec v1); HyperTrainer builds v2 models only")
@@ -70,8 +79,7 @@ def build_model(config: HyperTrainer.Config, environment: Environment, seed: int
     # A copy, since the run's length and shardings are filled in: the recorded config stays the one that was given.
     model_config = copy.deepcopy(spec.model)
     model_config.update_from_config(trainer_config=config)
-    with platform.init_on_device("meta"), default_dtype(platform.dtype_map[config.training.dtype]):
-        model: BaseModel = model_config.build()
+    model = build_on_meta(model_config, config.training.dtype)
     model.verify_module_protocol()
     parameters, flops = model_config.get_nparams_and_flops(model, config.training.seq_len)
     module: torch.nn.Module = model

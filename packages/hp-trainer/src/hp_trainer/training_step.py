@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from hp_components import BaseLoss, LRSchedulersContainer, OptimizersContainer
+from hp_config import TrainingConfig
 from hp_protocols.distributed import clip_grad_norm_
 from hp_trainer.environment import Environment
 from hp_trainer.faults import activity
@@ -53,6 +54,13 @@ class Agreement:
     stop_wanted: bool
     micro_batches: int
     without_data: int
+
+
+def count_micro_batches(training: TrainingConfig, dp_degree: int) -> int:
+    """Micro-batches of each rank in a step; a global batch of -1 means one."""
+    if training.global_batch_size == -1:
+        return 1
+    return training.global_batch_size // (training.local_batch_size * dp_degree)
 
 
 def document_arguments(batch: Batch) -> dict[str, torch.Tensor]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-__all__ = ["LAUNCHER_FOLDER", "Activity", "Record", "RecordFile", "Status", "activity", "describe"]
+__all__ = ["LAUNCHER_FOLDER", "Activity", "Record", "RecordFile", "Status", "activity", "describe", "name_of"]
 
 LAUNCHER_FOLDER = "HP_LAUNCH_FOLDER"
 """Environment variable: the folder where `hp train --nproc` reads what its ranks were doing."""
@@ -55,11 +55,16 @@ class Record:
 
     @property
     def who(self) -> str:
-        return f"rank {self.rank} (host {self.host}, pid {self.pid})"
+        return name_of(self.rank, self.host, self.pid)
 
     @property
     def where(self) -> str:
         return describe(self.step, self.doing)
+
+
+def name_of(rank: int, host: str, pid: int) -> str:
+    """A rank, as a person finds its process."""
+    return f"rank {rank} (host {host}, pid {pid})"
 
 
 def describe(step: int, doing: str) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from hp_protocols.errors import ConfigError, Fault
-from hp_trainer.faults.activity import RecordFile, Status, activity
+from hp_trainer.faults.activity import RecordFile, Status, activity, name_of
 from hp_trainer.faults.failure import RankFailure
 
 __all__ = ["Joined", "Member", "join"]
@@ -40,7 +40,7 @@ class Member:
 
     @property
     def who(self) -> str:
-        return f"rank {self.rank} (host {self.host}, pid {self.pid})"
+        return name_of(self.rank, self.host, self.pid)
 
 
 @dataclass(frozen=True, slots=True)

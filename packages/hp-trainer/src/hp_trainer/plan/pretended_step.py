@@ -25,10 +25,10 @@ from hp_protocols.platform import get_platform
 from hp_trainer import _torch_compat
 from hp_trainer.cross_checks import document_mask_faults
 from hp_trainer.environment import Environment
-from hp_trainer.model_building import default_dtype
+from hp_trainer.model_building import build_on_meta
 from hp_trainer.plan.held import Held, Interval, Use
 from hp_trainer.plan.memory_watch import MemoryWatch
-from hp_trainer.training_step import Batch, TrainingStep
+from hp_trainer.training_step import Batch, TrainingStep, count_micro_batches
 
 if TYPE_CHECKING:
     from hp_trainer.hyper_trainer import HyperTrainer
@@ -147,11 +147,9 @@ def _environment(config: HyperTrainer.Config, world_size: int, rank: int) -> Env
 
 def _build(config: HyperTrainer.Config, model_config: BaseModel.Config, environment: Environment) -> nn.Module:
     """The model, laid out; without memory."""
-    platform, spec = environment.platform, config.model_spec
-    with platform.init_on_device("meta"), default_dtype(platform.dtype_map[config.training.dtype]):
-        model: nn.Module = model_config.build()
+    spec, model = config.model_spec, build_on_meta(model_config, config.training.dtype)
     if spec.parallelize_fn is not None:
-        model = spec.parallelize_fn(model, parallel_dims=environment.parallel_dims, trainer_config=config)
+        return spec.parallelize_fn(model, parallel_dims=environment.parallel_dims, trainer_config=config)
     return model
 
 
@@ -162,16 +160,14 @@ def _training_step(config: HyperTrainer.Config, environment: Environment, module
     documents: Any = SimpleNamespace(document_mask=_masks_documents(config))
     if faults := document_mask_faults(documents, module):
         raise ConfigError(faults)
-    training, dp = config.training, environment.dp_degree
-    rows = training.local_batch_size * dp
     return TrainingStep(
         environment=environment,
         model=module,
         loss_fn=loss_fn,
         optimizer=config.optimizer.build(model_parts=[module]),
         lr_scheduler=None,  # type: ignore[arg-type]
-        max_norm=training.max_norm,
-        micro_batches=1 if training.global_batch_size == -1 else training.global_batch_size // rows,
+        max_norm=config.training.max_norm,
+        micro_batches=count_micro_batches(config.training, environment.dp_degree),
     )
 
 

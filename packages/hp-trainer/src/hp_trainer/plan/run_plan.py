@@ -20,13 +20,13 @@ from hp_config import check_layout
 from hp_protocols import BaseModel, Configurable
 from hp_protocols.distributed import ParallelDims
 from hp_protocols.errors import ConfigError, Fault
-from hp_protocols.platform import get_platform
 from hp_trainer._torch_compat import number_errors
 from hp_trainer.cross_checks import cross_faults
-from hp_trainer.model_building import default_dtype
+from hp_trainer.model_building import build_on_meta
 from hp_trainer.plan.held import STATES, Held, Interval, Use
 from hp_trainer.plan.layers import Shortening, shorten
 from hp_trainer.plan.pretended_step import Trace, local_sizes, on_cpu, trace_step
+from hp_trainer.training_step import count_micro_batches
 
 if TYPE_CHECKING:
     from hp_trainer.hyper_trainer import HyperTrainer
@@ -192,7 +192,6 @@ def _as_planned(config: HyperTrainer.Config, device_type: str) -> HyperTrainer.C
 def _layout(config: HyperTrainer.Config, world_size: int) -> Layout:
     dims = ParallelDims.from_config(config.parallelism, world_size)
     training = config.training
-    once = training.local_batch_size * dims.batch
     return Layout(
         world_size=world_size,
         dp_replicate=dims.dp_replicate,
@@ -203,15 +202,13 @@ def _layout(config: HyperTrainer.Config, world_size: int) -> Layout:
         ep=dims.ep,
         seq_len=training.seq_len,
         local_rows=training.local_batch_size,
-        micro_batches=1 if training.global_batch_size == -1 else training.global_batch_size // once,
+        micro_batches=count_micro_batches(training, dims.batch),
     )
 
 
 def _sizes(config: HyperTrainer.Config, model_config: BaseModel.Config) -> tuple[int, int, int]:
     """Parameters of the whole model, those of embeddings, and FLOPs per token."""
-    platform = get_platform()
-    with platform.init_on_device("meta"), default_dtype(platform.dtype_map[config.training.dtype]):
-        model: BaseModel = model_config.build()
+    model = build_on_meta(model_config, config.training.dtype)
     model.verify_module_protocol()
     total, flops = model_config.get_nparams_and_flops(model, config.training.seq_len)
     tables = {id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding)}
