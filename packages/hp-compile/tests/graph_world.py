@@ -1,7 +1,7 @@
 """Real gloo worlds for tests: one fork server with torch loaded, one process per rank.
 
 In: a function of an importable module, a world size. Out: each rank's result; or one error with every rank's
-traceback, or, after a hang, every rank's stack.
+traceback (or, after a hang or an abort, its stack), what it wrote (gloo says there why it aborts), and who was first.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import tempfile
 import time
 import traceback
@@ -70,18 +71,20 @@ def run_world(fn: Callable[..., Any], world_size: int, *args: Any, timeout: floa
             if good:
                 results[rank] = value
             else:
-                faults[rank] = value
+                faults[rank] = value + _written(folder / f"{rank}.out")
                 grace = grace or time.monotonic() + 15
         if waiting and (time.monotonic() > deadline or (grace and time.monotonic() > grace)):
             for rank in waiting:
-                faults[rank] = "did not finish; its stack:\n" + _stack(processes[rank], folder / f"{rank}")
+                stack = _stack(processes[rank], folder / f"{rank}")
+                faults[rank] = f"did not finish; its stack:\n{stack}{_written(folder / f'{rank}.out')}"
             break
     for process in processes:
         if faults:
             process.kill()
         process.join(10)
     if faults:
-        raise AssertionError("\n".join(f"--- rank {rank}: {text}" for rank, text in sorted(faults.items())))
+        # In the order in which they were noticed: what the others say is often only that a peer is gone.
+        raise AssertionError("\n".join(f"--- rank {rank}: {text}" for rank, text in faults.items()))
     return results
 
 
@@ -92,12 +95,23 @@ def _stack(process: Any, file: Path) -> str:
     return file.read_text() if file.exists() else "(no stack)"
 
 
+def _written(file: Path) -> str:
+    text = file.read_text(errors="replace") if file.exists() else ""
+    return f"\nits output:\n{text}" if text else ""
+
+
 def _rank_main(fn: Any, rank: int, world_size: int, port: int, file: str, sender: Any, args: tuple[Any, ...]) -> None:
     import torch
     import torch.distributed as dist
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world_size))
     os.environ["LOCAL_RANK"] = str(rank)
+    output = os.open(f"{file}.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        stream.flush()
+        os.dup2(output, number)
+    # The fork server's own streams may be captured ones.
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))
     stacks = open(file, "w")  # noqa: SIM115
     faulthandler.register(signal.SIGUSR1, file=stacks)
     faulthandler.enable(file=stacks)
