@@ -111,7 +111,8 @@ def _rank_main(fn: Any, rank: int, world_size: int, port: int, file: str, sender
         stream.flush()
         os.dup2(output, number)
     # The fork server's own streams may be captured ones.
-    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     stacks = open(file, "w")  # noqa: SIM115
     faulthandler.register(signal.SIGUSR1, file=stacks)
     faulthandler.enable(file=stacks)

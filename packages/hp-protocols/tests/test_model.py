@@ -89,6 +89,22 @@ def test_the_config_is_filled_from_the_trainers_and_counts_parameters() -> None:
     assert config.get_nparams_and_flops(config.build(), 128) == (5, 30)
 
 
+def test_a_model_is_built_without_memory_in_a_named_type_and_torch_keeps_its_default() -> None:
+    class Failing(Model):
+        @dataclass(kw_only=True, slots=True)
+        class Config(Model.Config):
+            pass
+
+        def __init__(self, config: Any) -> None:
+            raise RuntimeError("cannot be built")
+
+    parameters = list(Model.Config(layer=Layer.Config()).build_on_meta("bfloat16").parameters())
+    assert {(parameter.device.type, parameter.dtype) for parameter in parameters} == {("meta", torch.bfloat16)}
+    with pytest.raises(RuntimeError, match="cannot be built"):
+        Failing.Config(layer=Layer.Config()).build_on_meta("float64")
+    assert torch.get_default_dtype() == torch.float32
+
+
 def test_what_a_model_does_not_implement_is_said_by_name() -> None:
     class Bare(BaseModel):
         pass

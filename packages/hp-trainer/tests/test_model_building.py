@@ -22,7 +22,7 @@ class Plain(BaseModel):
         pass
 
 
-NOWHERE: Any = SimpleNamespace(platform=None)
+NOWHERE: Any = SimpleNamespace(platform=None, world_size=1)
 """An environment that may not be used: refusals come before anything is built."""
 
 
@@ -32,6 +32,13 @@ def test_a_config_from_python_is_refused_what_its_model_cannot_do() -> None:
     config.parallelism.tensor_parallel_degree = 2
     with pytest.raises(ConfigError, match=r"parallelism.tensor_parallel_degree: 2: Plain has no tensor parallelism"):
         build_model(config, NOWHERE, seed=0)
+
+
+def test_a_spec_without_a_parallelize_fn_trains_in_one_process_only() -> None:
+    config = qwen3_5_v2_debugmodel()
+    config.model_spec = ModelSpec(name="plain", flavor="only", model=Plain.Config())
+    with pytest.raises(ConfigError, match="plain has no parallelize_fn, so it can train in one process only"):
+        build_model(config, SimpleNamespace(world_size=2), seed=0)  # type: ignore[arg-type]
 
 
 def test_a_spec_without_a_config_is_sent_away() -> None:

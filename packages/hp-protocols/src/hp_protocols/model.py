@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .configurable import Configurable
 from .errors import Fault
 from .module import Module
+from .platform import get_platform
 
 if TYPE_CHECKING:
     from .platform import Module as PlatformModule
@@ -26,7 +27,7 @@ class BaseModel(Module):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
-        """Base of all model configs: the fields that describe the architecture, and two questions."""
+        """Base of all model configs: the fields that describe the architecture, and what a trainer asks of it."""
 
         def update_from_config(self, *, trainer_config: TrainerConfig) -> None:
             """Fill in what depends on the run (sequence length, sharding declarations), in place.
@@ -57,6 +58,18 @@ class BaseModel(Module):
         def get_nparams_and_flops(self, model: Module, seq_len: int) -> tuple[int, int]:
             """The number of parameters, and the floating-point operations per token of forward and backward."""
             raise NotImplementedError(f"{type(self).__qualname__} does not implement get_nparams_and_flops")
+
+        def build_on_meta(self, dtype: str) -> BaseModel:
+            """The model without memory, its parameters of the named dtype (`float32`, `bfloat16`)."""
+            platform = get_platform()
+            before = platform.ops.get_default_dtype()
+            platform.ops.set_default_dtype(platform.dtype_map[dtype])
+            try:
+                with platform.init_on_device("meta"):
+                    model: BaseModel = self.build()
+            finally:
+                platform.ops.set_default_dtype(before)
+            return model
 
     def verify_module_protocol(self) -> None:
         """Check that every submodule is a `Module`, so that initialisation and sharding reach all of them.

@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from hp_protocols import BaseModel, MeshAxisName, ModelSpec, Module, ShardingConfig
 from hp_protocols.distributed import ParallelDims, StateBytes, apply_fsdp, plan_rank, state_bytes
@@ -128,3 +129,15 @@ def test_nothing_is_left_of_a_pretended_world():
     with get_platform().pretended_world(8, rank=3):
         assert (dist.get_rank(), dist.get_world_size()) == (3, 8)
     assert not dist.is_initialized()
+
+
+def test_a_later_world_takes_over_no_mesh_of_an_earlier_one():
+    """Ranks of two worlds see equal meshes with other process groups; DTensor keeps what it decided by equality."""
+    for rank in (3, 0):
+        with get_platform().pretended_world(4, rank):
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+            value = distribute_tensor(torch.ones(4, 4), mesh, [Replicate(), Shard(0)])
+            for result in (value + value, value @ value.T):
+                groups = [group.group_name for group in result.device_mesh.get_all_groups()]
+                assert groups == [group.group_name for group in mesh.get_all_groups()]
+                assert result.full_tensor().shape == (4, 4)

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hp_protocols import BaseModel, BaseStateDictAdapter
+from hp_protocols import BaseModel, BaseStateDictAdapter, ModelSpec
 from hp_protocols.errors import ConfigError, Fault
-from hp_protocols.platform import get_platform
 from hp_trainer.environment import Environment
 
 if TYPE_CHECKING:
@@ -54,12 +53,19 @@ def check_vocabulary(config: HyperTrainer.Config, tokenizer_vocab_size: int) -> 
         )
 
 
-def build_on_meta(config: BaseModel.Config, dtype: str) -> BaseModel:
-    """The model without memory, its parameters of the named dtype."""
-    platform = get_platform()
-    with platform.init_on_device("meta"), default_dtype(platform.dtype_map[dtype]):
-        model: BaseModel = config.build()
-    return model
+def model_config_of(spec: ModelSpec, processes: int) -> BaseModel.Config:
+    """A copy of the spec's model config, for this trainer to fill in; the recorded one stays as it was given.
+
+    Raises:
+        ConfigError: the spec is not one that this many processes can train.
+    """
+    if spec.model is None:
+        problem = f"{spec.name} has no model config (ModelSpec v1); HyperTrainer builds v2 models only"
+        raise ConfigError(Fault("model_spec", problem))
+    if spec.parallelize_fn is None and processes > 1:
+        problem = f"{spec.name} has no parallelize_fn, so it can train in one process only"
+        raise ConfigError(Fault("model_spec", problem, hint="train in one process, or give its ModelSpec one"))
+    return copy.deepcopy(spec.model)
 
 
 def build_model(config: HyperTrainer.Config, environment: Environment, seed: int) -> BuiltModel:
@@ -70,24 +76,16 @@ def build_model(config: HyperTrainer.Config, environment: Environment, seed: int
         ConfigError: the model cannot be built or sharded with these options.
     """
     spec = config.model_spec
-    if spec.model is None:
-        raise ConfigError(
-            Fault("model_spec", f"{spec.name} has no model config (ModelSpec v1); HyperTrainer builds v2 models only")
-        )
-    if faults := spec.model.run_faults(trainer_config=config):
+    model_config = model_config_of(spec, environment.world_size)
+    if faults := model_config.run_faults(trainer_config=config):
         raise ConfigError(faults)
-    # A copy, since the run's length and shardings are filled in: the recorded config stays the one that was given.
-    model_config = copy.deepcopy(spec.model)
     model_config.update_from_config(trainer_config=config)
-    model = build_on_meta(model_config, config.training.dtype)
+    model = model_config.build_on_meta(config.training.dtype)
     model.verify_module_protocol()
     parameters, flops = model_config.get_nparams_and_flops(model, config.training.seq_len)
     module: torch.nn.Module = model
     if spec.parallelize_fn is not None:
         module = spec.parallelize_fn(model, parallel_dims=environment.parallel_dims, trainer_config=config)
-    elif environment.world_size > 1:
-        problem = f"{spec.name} has no parallelize_fn, so it can train in one process only"
-        raise ConfigError(Fault("model_spec", problem, hint="leave --nproc away, or give its ModelSpec one"))
 
     def initialise() -> None:
         with torch.no_grad():
@@ -117,17 +115,3 @@ def build_state_dict_adapter(config: HyperTrainer.Config, model: BuiltModel) -> 
         return spec.state_dict_adapter(model.config, folder if folder and Path(folder).is_dir() else None)
     except (OSError, ValueError) as error:
         raise ConfigError(Fault("checkpoint.initial_load_path", str(error))) from error
-
-
-class default_dtype:
-    """While entered, new floating-point parameters have this type."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-
-    def __enter__(self) -> None:
-        self.before = torch.get_default_dtype()
-        torch.set_default_dtype(self.dtype)
-
-    def __exit__(self, *exception: object) -> None:
-        torch.set_default_dtype(self.before)

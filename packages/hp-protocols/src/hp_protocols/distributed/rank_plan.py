@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,8 +81,7 @@ def plan_rank(
     config = copy.deepcopy(spec.model)
     config.update_from_config(trainer_config=trainer_config)
     training = trainer_config.training
-    with platform.init_on_device("meta"), _default_dtype(platform.dtype_map[training.dtype]):
-        model: Any = config.build()
+    model: Any = config.build_on_meta(training.dtype)
     parameters, flops = config.get_nparams_and_flops(model, training.seq_len)
     with platform.pretended_world(world_size, rank):
         model = spec.parallelize_fn(model, parallel_dims=dims, trainer_config=trainer_config)
@@ -110,15 +107,3 @@ def state_bytes(model: Module, *, optimizer_states: int = 2) -> StateBytes:
 
 def _local(parameter: Any) -> Any:
     return parameter.to_local() if isinstance(parameter, get_platform().DTensor) else parameter
-
-
-@contextmanager
-def _default_dtype(dtype: Any) -> Iterator[None]:
-    """While entered, new floating-point parameters have this type."""
-    ops = get_platform().ops
-    before = ops.get_default_dtype()
-    ops.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        ops.set_default_dtype(before)

@@ -25,7 +25,6 @@ from hp_protocols.platform import get_platform
 from hp_trainer import _torch_compat
 from hp_trainer.cross_checks import document_mask_faults
 from hp_trainer.environment import Environment
-from hp_trainer.model_building import build_on_meta
 from hp_trainer.plan.held import Held, Interval, Use
 from hp_trainer.plan.memory_watch import MemoryWatch
 from hp_trainer.training_step import Batch, TrainingStep, count_micro_batches
@@ -39,26 +38,28 @@ DEVICE_VARIABLE = "HP_DEVICE"
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
-    """What one step of one rank holds.
-
-    Attributes:
-        intervals: the step, from its batch to the freeing of the gradients.
-        layer_states: what each layer (see `layers`) holds when the step begins.
-        foreach: the optimizer updates many parameters at once.
-    """
-
-    intervals: list[Interval]
-    layer_states: list[Held]
-    foreach: bool
-
-
-@dataclass(frozen=True, slots=True)
 class LocalSizes:
     """Elements of a rank's parameters: of each layer, and of the rest."""
 
     layers: list[int]
     rest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What one step of one rank holds.
+
+    Attributes:
+        intervals: the step, from its batch to the freeing of the gradients.
+        sizes: elements of the rank's parameters.
+        layer_states: what each layer (see `layers`) holds when the step begins.
+        foreach: the optimizer updates many parameters at once.
+    """
+
+    intervals: list[Interval]
+    sizes: LocalSizes
+    layer_states: list[Held]
+    foreach: bool
 
 
 @contextlib.contextmanager
@@ -81,9 +82,7 @@ def local_sizes(
     """How many elements one rank of a pretended world holds."""
     with get_platform().pretended_world(world_size, rank):
         environment = _environment(config, world_size, rank)
-        module = _build(config, model_config, environment)
-        sizes = [sum(_local(p).numel() for p in found) for found in _by_layer(module, layers)]
-    return LocalSizes(sizes[:-1], sizes[-1])
+        return _sizes(_build(config, model_config, environment), layers)
 
 
 def trace_step(
@@ -103,6 +102,7 @@ def trace_step(
     with get_platform().pretended_world(world_size, 0), contextlib.ExitStack() as stack:
         environment = _environment(config, world_size, 0)
         module = _build(config, model_config, environment)
+        sizes = _sizes(module, layers)
         stack.enter_context(_torch_compat.fake_tensors())
         stack.enter_context(watch.watching())
         module.to_empty(device="cpu")
@@ -122,7 +122,8 @@ def trace_step(
         states = _layer_states(watch, module, step.optimizer, layers)
         with _without_garbage():
             _run(watch, step, step.place(_batch(config)))
-        return Trace(watch.intervals, states, any(g.get("foreach") for g in step.optimizer.param_groups))
+        foreach = any(group.get("foreach") for group in step.optimizer.param_groups)
+        return Trace(watch.intervals, sizes, states, foreach)
 
 
 def _run(watch: MemoryWatch, step: TrainingStep, batch: Batch) -> None:
@@ -147,7 +148,7 @@ def _environment(config: HyperTrainer.Config, world_size: int, rank: int) -> Env
 
 def _build(config: HyperTrainer.Config, model_config: BaseModel.Config, environment: Environment) -> nn.Module:
     """The model, laid out; without memory."""
-    spec, model = config.model_spec, build_on_meta(model_config, config.training.dtype)
+    spec, model = config.model_spec, model_config.build_on_meta(config.training.dtype)
     if spec.parallelize_fn is not None:
         return spec.parallelize_fn(model, parallel_dims=environment.parallel_dims, trainer_config=config)
     return model
@@ -258,6 +259,11 @@ def _by_layer(module: nn.Module, layers: str | None) -> list[list[nn.Parameter]]
     found = [list(layer.parameters()) for layer in (getattr(module, layers) if layers is not None else ())]
     within = {id(parameter) for group in found for parameter in group}
     return [*found, [parameter for parameter in module.parameters() if id(parameter) not in within]]
+
+
+def _sizes(module: nn.Module, layers: str | None) -> LocalSizes:
+    *each, rest = (sum(_local(p).numel() for p in found) for found in _by_layer(module, layers))
+    return LocalSizes(each, rest)
 
 
 def _local(parameter: nn.Parameter) -> torch.Tensor:

@@ -22,10 +22,10 @@ from hp_protocols.distributed import ParallelDims
 from hp_protocols.errors import ConfigError, Fault
 from hp_trainer._torch_compat import number_errors
 from hp_trainer.cross_checks import cross_faults
-from hp_trainer.model_building import build_on_meta
+from hp_trainer.model_building import model_config_of
 from hp_trainer.plan.held import STATES, Held, Interval, Use
 from hp_trainer.plan.layers import Shortening, shorten
-from hp_trainer.plan.pretended_step import Trace, local_sizes, on_cpu, trace_step
+from hp_trainer.plan.pretended_step import LocalSizes, Trace, local_sizes, on_cpu, trace_step
 from hp_trainer.training_step import count_micro_batches
 
 if TYPE_CHECKING:
@@ -131,15 +131,9 @@ def plan_run(
     if faults := [*check_layout(config, world_size), *cross_faults(config)]:
         raise ConfigError(faults)
     spec = config.model_spec
-    if spec.model is None:
-        problem = f"{spec.name} has no model config (ModelSpec v1); HyperTrainer builds v2 models only"
-        raise ConfigError(Fault("model_spec", problem))
-    if spec.parallelize_fn is None and world_size > 1:
-        problem = f"{spec.name} has no parallelize_fn, so it can train in one process only"
-        raise ConfigError(Fault("model_spec", problem, hint="plan for one process, or give its ModelSpec one"))
+    model_config = model_config_of(spec, world_size)
     notes = _notes(config)
     planned = _as_planned(config, device_type)
-    model_config = copy.deepcopy(spec.model)
     model_config.update_from_config(trainer_config=planned)
     total, embedding, flops = _sizes(planned, model_config)
     layers = _layer_list(model_config)
@@ -148,8 +142,7 @@ def plan_run(
         kept = [getattr(model_config, layers)[index] for index in shortening.kept]
         setattr(model_config, layers, kept)
     with on_cpu():
-        most = _rank_size(planned, model_config, layers, world_size, 0, shortening)
-        least = _rank_size(planned, model_config, layers, world_size, world_size - 1, shortening)
+        least = local_sizes(planned, model_config, layers, world_size, world_size - 1)
         try:
             trace = trace_step(planned, model_config, layers, world_size)
         except number_errors() as error:
@@ -158,7 +151,7 @@ def plan_run(
     return RunPlan(
         model=f"{spec.name}/{spec.flavor}",
         layout=_layout(planned, world_size),
-        parameters=Parameters(total, embedding, most, least),
+        parameters=Parameters(total, embedding, _whole(trace.sizes, shortening), _whole(least, shortening)),
         flops_per_token=flops,
         memory=_memory(trace, shortening, offload=config.training.enable_cpu_offload),
         notes=notes,
@@ -208,7 +201,7 @@ def _layout(config: HyperTrainer.Config, world_size: int) -> Layout:
 
 def _sizes(config: HyperTrainer.Config, model_config: BaseModel.Config) -> tuple[int, int, int]:
     """Parameters of the whole model, those of embeddings, and FLOPs per token."""
-    model = build_on_meta(model_config, config.training.dtype)
+    model = model_config.build_on_meta(config.training.dtype)
     model.verify_module_protocol()
     total, flops = model_config.get_nparams_and_flops(model, config.training.seq_len)
     tables = {id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -252,15 +245,8 @@ def _kinds(configs: Sequence[Any]) -> list[int]:
     return kinds
 
 
-def _rank_size(
-    config: HyperTrainer.Config,
-    model_config: BaseModel.Config,
-    layers: str | None,
-    world_size: int,
-    rank: int,
-    shortening: Shortening | None,
-) -> int:
-    sizes = local_sizes(config, model_config, layers, world_size, rank)
+def _whole(sizes: LocalSizes, shortening: Shortening | None) -> int:
+    """Elements with all layers, those that were left out too."""
     places = shortening.likeness if shortening is not None else ()
     return sizes.rest + sum(sizes.layers[place] for place in places)
 

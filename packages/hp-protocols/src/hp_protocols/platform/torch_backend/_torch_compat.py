@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,7 @@ __all__ = [
     "concatenate_meshes",
     "costly_ops",
     "flatten_mesh",
+    "forget_sharding_decisions",
     "matrix_products",
     "memory_module",
     "memory_snapshot",
@@ -82,6 +84,26 @@ def start_fake_process_group(rank: int, world_size: int, timeout: timedelta) -> 
     # Importing the module registers the backend "fake".
     store = _private("torch.testing._internal.distributed.fake_pg", "FakeStore")()
     dist.init_process_group("fake", store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+
+def forget_sharding_decisions() -> None:
+    """Let DTensor decide anew how each operation is sharded, as a fresh process does.
+
+    It keeps its decisions by meshes that are equal, which they are if ranks, shape and names are, and the results of
+    an operation then lie on the mesh of the first time: on process groups that a later world does not have. Other
+    threads' fast path (backward's, on a device) keeps its own and is not reached.
+    """
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    clear = _private("torch.distributed.tensor.debug", "_clear_fast_path_sharding_prop_cache")
+    tensor = _private("torch.distributed.tensor", "DTensor")
+    dispatcher = _attribute(tensor, "_op_dispatcher", "DTensor._op_dispatcher")
+    propagator = _attribute(dispatcher, "sharding_propagator", "OpDispatcher.sharding_propagator")
+    decide = _attribute(propagator, "propagate_op_sharding_non_cached", "ShardingPropagator.propagate_op_sharding")
+    cache = _private("torch.distributed.tensor._sharding_prop", "LocalLRUCache")
+    clear()
+    # A new one instead of a cleared one: each thread has its own cache in it.
+    propagator.propagate_op_sharding = cache(decide)
 
 
 # Data parallelism

@@ -42,6 +42,7 @@ class TorchCollectives(Platform):
     ) -> None:
         if dist.is_initialized():
             raise RuntimeError("there is a process group already; call destroy_process_group() first")
+        _torch_compat.forget_sharding_decisions()
         kind = self.device_type(device)
         limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
         backend = backend or _default_backend(kind)
@@ -57,6 +58,7 @@ class TorchCollectives(Platform):
             raise RuntimeError("there is a process group already; a pretended world needs a process without one")
         if not 0 <= rank < world_size:
             raise ValueError(f"rank={rank} is no rank of a world of {world_size} processes")
+        _torch_compat.forget_sharding_decisions()
         _torch_compat.start_fake_process_group(rank, world_size, timedelta(seconds=60))
         try:
             yield
