@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import checkpoint_jobs as checkpoints
 import collective_jobs as collectives
 import fault_jobs as faults
@@ -25,6 +28,35 @@ def test_ranks_with_different_lengths_train_as_eager_does():
 
 def test_bad_starts_are_refused_by_name():
     run_world(jobs.bad_starts, 2)
+
+
+EARLY_GROUP = """
+import os
+import torch
+import torch.distributed as dist
+def start(): dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+{before}
+from hp_compile import GraphTrainer, PassConfig
+{after}
+model = torch.nn.Linear(2, 2)
+trainer = GraphTrainer(model, lambda model, input, label: model(input).sum(), PassConfig(), device="cpu")
+trainer.train_step(torch.ones(1, 2), None)
+print("trained", dist.group.WORLD._get_backend(torch.device("cpu")).options._threads, flush=True)
+os._exit(0)
+"""
+
+
+def test_gloo_groups_have_one_thread_and_one_with_two_is_refused():
+    """torch frees memory twice when two threads of a group end at once; groups made after the import have one."""
+
+    def run(**code: str) -> subprocess.CompletedProcess[str]:
+        lines = EARLY_GROUP.format(**{"before": "", "after": ""} | code)
+        return subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, timeout=100)
+
+    assert run(after="start()").stdout == "trained 1\n"
+    refused = run(before="start()")
+    assert refused.returncode == 1
+    assert "import hp_compile's GraphTrainer before torch.distributed.init_process_group" in refused.stderr
 
 
 def test_two_trainers_live_in_one_process():

@@ -11,6 +11,7 @@ import functools
 import importlib
 import random
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any, TypeGuard
 
 import torch
@@ -53,6 +54,46 @@ def is_functional_collective(target: object) -> bool:
 def is_wait(target: object) -> bool:
     """Whether a node's target waits for a functional collective."""
     return target in (c10d_ops().wait_tensor, c10d_ops().wait_tensor.default)
+
+
+_GLOO_TIMEOUT = timedelta(minutes=30)
+"""torch's own default."""
+
+
+def one_thread_per_gloo_group() -> None:
+    """Make every gloo group from now on with one thread that runs its collectives, instead of two.
+
+    torch 2.13's two threads write down the name of what they finished without a lock. When they do so at the same time
+    and it is a name of more than 15 characters (an all-gather's), its memory is freed twice, and whatever gets it next
+    is overwritten: an abort in malloc, or wrong numbers. With one, a group's collectives run in the order of their
+    calls, other groups beside it. A group that was made before, or with options of its own, keeps its threads.
+    """
+    if not lookup("torch.distributed.is_gloo_available")():
+        return
+    group = lookup("torch.distributed.ProcessGroupGloo")
+    options_type = lookup("torch.distributed.ProcessGroupGloo._Options")
+    initialise = group.__init__
+    if getattr(initialise, "hp_one_thread", False):
+        return
+
+    @functools.wraps(initialise)
+    def with_one_thread(
+        self: Any, store: Any, rank: int, size: int, options: Any = None, timeout: timedelta = _GLOO_TIMEOUT
+    ) -> None:
+        if options is None or isinstance(options, timedelta):
+            timeout, options = options or timeout, options_type()
+            options._threads, options._timeout = 1, timeout
+            options._devices = [group.create_default_device()]
+        initialise(self, store, rank, size, options)
+
+    with_one_thread.hp_one_thread = True  # type: ignore[attr-defined]
+    group.__init__ = with_one_thread
+
+
+def gloo_threads(group: Any) -> int:
+    """How many threads run a process group's collectives on the cpu; 1 where that is not gloo's."""
+    cpu = torch.device("cpu")
+    return getattr(group._get_backend(cpu).options, "_threads", 1) if cpu in group._device_types else 1
 
 
 def saved_name(fqn: str) -> str:

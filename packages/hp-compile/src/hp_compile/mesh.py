@@ -9,12 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from hp_compile import _torch_compat as compat
 from hp_compile.pass_config import PassConfig
+
+compat.one_thread_per_gloo_group()
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ def layout_of(config: PassConfig, mesh_context: Any = None) -> MeshLayout | None
 
     Raises:
         ValueError: a degree that does not fit, or a mesh context without the needed dims.
-        RuntimeError: a degree above 1 without an initialised process group.
+        RuntimeError: a degree above 1 without an initialised process group; a gloo group with two threads.
     """
     if not config.fsdp_enabled:
         return None
@@ -129,8 +133,19 @@ def layout_of(config: PassConfig, mesh_context: Any = None) -> MeshLayout | None
                 f"{name}={asked}, but the mesh's axis for it has {size} ranks; set it to {size} or None"
                 + _hsdp_hint(config)
             )
+    _refuse_groups_with_two_threads(mesh)
     resolved = replace(config, fsdp_degree=shards, dp_replicate_degree=replicas)
     return MeshLayout(resolved, shape, names, mesh)
+
+
+def _refuse_groups_with_two_threads(mesh: DeviceMesh | None) -> None:
+    groups = [dist.group.WORLD] if mesh is None else [mesh.get_group(dim) for dim in range(mesh.ndim)]
+    if any(compat.gloo_threads(group) > 1 for group in groups):
+        raise RuntimeError(
+            f"a gloo process group runs its collectives on two threads, which corrupts memory in torch "
+            f"{torch.__version__} when both end at once; import hp_compile's GraphTrainer before "
+            "torch.distributed.init_process_group, and each group is made with one"
+        )
 
 
 def _hsdp_hint(config: PassConfig) -> str:

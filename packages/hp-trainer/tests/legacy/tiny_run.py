@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ TINY: dict[str, Any] = {
 
 
 def write_yaml(name: str = "old.yaml", **options: Any) -> str:
-    """The tiny file with options by dotted path (a__b=1 for a.b)."""
+    """The tiny file with options by dotted path (a__b=1 for a.b); never half there, as ranks write it side by side."""
     content = copy.deepcopy(TINY)
     for path, value in options.items():
         *parents, last = path.split("__")
@@ -38,7 +39,9 @@ def write_yaml(name: str = "old.yaml", **options: Any) -> str:
         for key in parents:
             node = node.setdefault(key, {})
         node[last] = value
-    Path(name).write_text(yaml.safe_dump(content), encoding="utf-8")
+    written = Path(f"{name}.{os.getpid()}")
+    written.write_text(yaml.safe_dump(content), encoding="utf-8")
+    written.replace(name)
     return name
 
 

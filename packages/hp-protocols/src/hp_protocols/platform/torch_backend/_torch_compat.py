@@ -27,6 +27,7 @@ __all__ = [
     "matrix_products",
     "memory_module",
     "memory_snapshot",
+    "one_thread_per_gloo_group",
     "record_memory_history",
     "replicate",
     "set_activation_memory_budget",
@@ -78,12 +79,45 @@ def concatenate_meshes(meshes: list[DeviceMesh]) -> DeviceMesh:
 
 # Process groups
 
+_GLOO_TIMEOUT = timedelta(minutes=30)
+"""torch's own default."""
+
 
 def start_fake_process_group(rank: int, world_size: int, timeout: timedelta) -> None:
     """A world of which only this rank exists: collectives return at once and carry nothing."""
     # Importing the module registers the backend "fake".
     store = _private("torch.testing._internal.distributed.fake_pg", "FakeStore")()
     dist.init_process_group("fake", store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+
+def one_thread_per_gloo_group() -> None:
+    """Make every gloo group from now on with one thread that runs its collectives, instead of two.
+
+    torch 2.13's two threads write down the name of what they finished without a lock. When they do so at the same time
+    and it is a name of more than 15 characters (an all-gather's), its memory is freed twice, and whatever gets it next
+    is overwritten: an abort in malloc, or wrong numbers. With one, a group's collectives run in the order of their
+    calls, other groups beside it. A group that was made before, or with options of its own, keeps its threads.
+    """
+    if not dist.is_gloo_available():
+        return
+    group: Any = dist.ProcessGroupGloo
+    options_type = _attribute(group, "_Options", "ProcessGroupGloo._Options")
+    initialise = group.__init__
+    if getattr(initialise, "hp_one_thread", False):
+        return
+
+    @functools.wraps(initialise)
+    def with_one_thread(
+        self: Any, store: Any, rank: int, size: int, options: Any = None, timeout: timedelta = _GLOO_TIMEOUT
+    ) -> None:
+        if options is None or isinstance(options, timedelta):
+            timeout, options = options or timeout, options_type()
+            options._threads, options._timeout = 1, timeout
+            options._devices = [group.create_default_device()]
+        initialise(self, store, rank, size, options)
+
+    with_one_thread.hp_one_thread = True  # type: ignore[attr-defined]
+    group.__init__ = with_one_thread
 
 
 def forget_sharding_decisions() -> None:

@@ -23,6 +23,8 @@ from . import _torch_compat
 
 __all__ = ["TorchCollectives"]
 
+_torch_compat.one_thread_per_gloo_group()
+
 T = TypeVar("T")
 Group = dist.ProcessGroup | DeviceMesh | None
 
