@@ -19,6 +19,7 @@ from hp_config.fields import FieldInfo, fields_of, is_node
 from hp_config.flags import read_flags
 from hp_config.tree import find_options, join_path, replace_at
 from hp_config.validation import find_faults
+from hp_config.yaml_config import FORMAT_KEY
 from hp_protocols.errors import ConfigError, Fault, nearest
 
 __all__ = ["is_legacy", "parse_args", "read_legacy"]
@@ -112,6 +113,10 @@ class _Reading:
         data = self.document.data
         if not isinstance(data, Mapping):
             raise ConfigError(Fault(str(self.document.path), "is no configuration", "sections model, data and train"))
+        if FORMAT_KEY in data:
+            problem = f"is a file of the newer trainer ({FORMAT_KEY}: {data[FORMAT_KEY]})"
+            hint = f"hp train {self.document.path} takes it as it is"
+            raise ConfigError(Fault(self.place(FORMAT_KEY), problem, "sections model, data and train", hint))
         self._refuse_other_sections(data, cls)
         known = {key: value for key, value in data.items() if key in fields_of(cls)}
         return self._node(cls(), known, "")
