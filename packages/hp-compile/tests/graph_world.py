@@ -10,7 +10,6 @@ import faulthandler
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -18,6 +17,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from torch.distributed import TCPStore
 
 _context = multiprocessing.get_context("forkserver")
 # What a first capture imports takes seconds; the server does it once for all ranks of all worlds.
@@ -36,15 +37,16 @@ _context.set_forkserver_preload(
 
 def run_world(fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = 120) -> list[Any]:
     """`fn(rank, world_size, *args)` on every rank; results by rank."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    # The system picks a port while binding, so nobody can take it in between; it is held until the ranks have ended.
+    store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
     folder = Path(tempfile.mkdtemp(prefix="world-"))
     pipes, processes = [], []
     for rank in range(world_size):
         receiver, sender = _context.Pipe(duplex=False)
         process = _context.Process(
-            target=_rank_main, args=(fn, rank, world_size, port, str(folder / f"{rank}"), sender, args), daemon=True
+            target=_rank_main,
+            args=(fn, rank, world_size, store.port, str(folder / f"{rank}"), sender, args),
+            daemon=True,
         )
         process.start()
         sender.close()
@@ -91,7 +93,11 @@ def run_world(fn: Callable[..., Any], world_size: int, *args: Any, timeout: floa
 def _stack(process: Any, file: Path) -> str:
     if process.is_alive():
         os.kill(process.pid, signal.SIGUSR1)
-        time.sleep(0.5)
+        # The handler writes at once, but the process has to be scheduled.
+        end = time.monotonic() + 5
+        while time.monotonic() < end and not (file.exists() and file.read_text()):
+            time.sleep(0.1)
+        time.sleep(0.2)
     return file.read_text() if file.exists() else "(no stack)"
 
 
@@ -105,7 +111,8 @@ def _rank_main(fn: Any, rank: int, world_size: int, port: int, file: str, sender
     import torch.distributed as dist
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world_size))
-    os.environ["LOCAL_RANK"] = str(rank)
+    # The store lives in the parent: every rank is its client, as under torchrun's agent.
+    os.environ.update(LOCAL_RANK=str(rank), TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
     output = os.open(f"{file}.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         stream.flush()
