@@ -14,7 +14,10 @@ import yaml
 
 from hp_protocols.errors import ConfigError, Fault
 
-__all__ = ["RESOLVED_NAME", "Document", "read_document"]
+__all__ = ["FORMAT_KEY", "RESOLVED_NAME", "Document", "read_document"]
+
+FORMAT_KEY = "hp_config"
+"""The first key of a trainer's file; the older trainer's has none."""
 
 RESOLVED_NAME = "resolved.yaml"
 """The file in a run's folder that holds its configuration."""

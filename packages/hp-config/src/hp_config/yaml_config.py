@@ -20,7 +20,7 @@ from hp_config._legacy.sections import HyperTrainerConfig
 from hp_config.annotations import union_members
 from hp_config.availability import TORCHTITAN_ONLY
 from hp_config.coerce import coerce
-from hp_config.document import Document
+from hp_config.document import FORMAT_KEY, Document
 from hp_config.fields import fields_of, is_node
 from hp_config.recipes import Recipe, find_recipe
 from hp_config.tree import join_path
@@ -31,7 +31,6 @@ from hp_protocols.serialisation import TYPE_KEY, from_plain, to_plain
 
 __all__ = ["FORMAT_KEY", "TreeReading", "dump_yaml", "read_trainer"]
 
-FORMAT_KEY = "hp_config"
 FORMAT = 1
 KNOWN_KEYS = (FORMAT_KEY, "module", "config", "trainer")
 

@@ -14,12 +14,11 @@ from typing import Any, TypeVar, get_args
 from hp_config._legacy.sections import HyperTrainerConfig
 from hp_config._legacy.words import BOOLEANS, as_number, older_words, set_items, split_items
 from hp_config.coerce import coerce
-from hp_config.document import Document, read_document
+from hp_config.document import FORMAT_KEY, Document, read_document
 from hp_config.fields import FieldInfo, fields_of, is_node
 from hp_config.flags import read_flags
 from hp_config.tree import find_options, join_path, replace_at
 from hp_config.validation import find_faults
-from hp_config.yaml_config import FORMAT_KEY
 from hp_protocols.errors import ConfigError, Fault, nearest
 
 __all__ = ["is_legacy", "parse_args", "read_legacy"]
