@@ -146,6 +146,8 @@ def test_what_only_several_ranks_can_show() -> None:
     place = {"output_dir": "one", "save_hf_weights": False, "save_steps": 1}
     alone, whole = _logged(0, 1, {"train__checkpoint": place})
     assert whole == (48, 32)
+    # All tokens are this rank's own, and weigh the same, though the micro-batches have different numbers of them.
+    assert alone[0]["logged"] == alone[0]["own"] == alone[0]["all"]
     helpers = {"PYTHONPATH": str(Path(__file__).parent)}
 
     (first, shape), (second, _) = run_world(_logged, 2, {}, init_process_group=False, env=helpers)
@@ -171,3 +173,33 @@ def test_what_only_several_ranks_can_show() -> None:
     assert rounded[0]["norm"] != first[1]["norm"]
     assert abs(rounded[0]["norm"] - first[1]["norm"]) > 1e-6 * first[1]["norm"]
     assert rounded[0]["norm"] == pytest.approx(first[1]["norm"], rel=1e-2)
+
+
+def _averaged(rank: int, world_size: int, options: dict[str, Any]) -> list[tuple[float, float, float]]:
+    """Loss, norm and this rank's own loss of every step, micro-batches weighing the same."""
+    logs = _Logs()
+    average = {**OPTIONS["train__optimizer"], "loss_aggregation": "rank_average"}
+    trainer = build(logs, **{**OPTIONS, "data__train_path": "ten.pt", "train__optimizer": average, **options})
+    trainer.train()
+    trainer.close()
+    return [(one["all"], one["norm"], one["own"]) for one in logs.seen]
+
+
+def test_micro_batches_of_the_end_of_the_data_that_are_only_padding_do_not_weigh_in_the_average() -> None:
+    """Ten rows in micro-batches of two, for two ranks, each of them two that share its rows: the fifth is alone."""
+    ids = torch.randint(300, (10, LENGTH), generator=torch.Generator().manual_seed(3))
+    labels = ids.clone()
+    labels[2:4, 3:] = -100  # all in the stretch of the first of the ranks that share them
+    torch.save({"input_ids": ids, "labels": labels}, "ten.pt")
+    alone = _averaged(0, 1, {"train__checkpoint": {"output_dir": "one", "save_hf_weights": False}})
+    helpers = {"PYTHONPATH": str(Path(__file__).parent)}
+    split = {"train__accelerator": {"cp": 2}}
+    ranks = run_world(_averaged, 4, split, init_process_group=False, env=helpers)
+    assert len(alone) == STEPS
+    for step, (loss, norm, own) in enumerate(alone):
+        assert own == loss
+        for seen in ranks:
+            assert seen[step][:2] == pytest.approx((loss, norm), rel=1e-5)
+    owns = [seen[-1][2] for seen in ranks]
+    assert (6 * owns[0] + 5 * owns[1]) / 11 == pytest.approx(alone[-1][0], rel=1e-5)
+    assert owns[2:] == [0.0, 0.0]

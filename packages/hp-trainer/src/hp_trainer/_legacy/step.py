@@ -1,13 +1,14 @@
 """The shared training step with what the older trainer adds: hooks inside a step, and its other way to average.
 
 In and out: as `TrainingStep`; with `rank_average` every micro-batch of every rank weighs the same, however many tokens
-it has.
+it has, unless it has none.
+Shape suffixes: D data-parallel ranks, M micro-batches of one of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -18,18 +19,19 @@ __all__ = ["LegacyStep", "LocalLoss"]
 
 @dataclass(slots=True)
 class LocalLoss:
-    """The loss of this rank's own tokens in the step at hand, for `report_global_loss: false`; and how many
-    micro-batches the step has, which at the end of the data may be fewer than in others."""
+    """The loss of this rank's own tokens in the step at hand, for `report_global_loss: false`; 0 if it has none."""
 
     total: torch.Tensor | float = 0.0
-    parts: int = 0
-    expected: int = 1
+    divisors: list[torch.Tensor] = field(default_factory=list)
+    """Of the loss sums of the micro-batches that are still to come, where each has its own."""
+
+    scales: list[torch.Tensor] = field(default_factory=list)
+    """From a micro-batch's share in the loss of all ranks to that in this one."""
 
     def take(self) -> float:
-        """The mean over the micro-batches of the step; a new step begins."""
-        mean = float(self.total) / max(self.parts, 1)
-        self.total, self.parts = 0.0, 0
-        return mean
+        """Of the step that is done; a new one begins."""
+        loss, self.total = float(self.total), 0.0
+        return loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +45,26 @@ class LegacyStep(TrainingStep):
     before_update: Callable[[], None]
 
     def run(self, fetched: Fetched, valid_tokens: int) -> StepResult:
-        self.local_loss.expected = len(fetched.micro_batches)
+        own = self.local_loss
+        seen_M = torch.stack([self.loss_fn.count_tokens(batch["labels"]) for batch in fetched.micro_batches])
+        own.total = 0.0
+        if self.rank_average:
+            # As whole rows, which the ranks of a context-parallel group hold stretches of.
+            tokens_DM = self._tokens_of_all(seen_M)
+            tokens_M = tokens_DM[self.environment.dp_rank]
+            # An epoch's last batches may have ranks that get nothing but padding: there is no mean to take part with.
+            counted = (tokens_DM > 0).sum().clamp(min=1)
+            own.divisors = list(tokens_M.clamp(min=1) * counted)
+            own.scales = list(tokens_M / seen_M.clamp(min=1) * (counted / (seen_M > 0).sum().clamp(min=1)))
+        else:
+            own.scales = [valid_tokens / seen_M.sum().clamp(min=1)] * len(seen_M)
         return TrainingStep.run(self, fetched, valid_tokens)
 
     def backward(self, batch: Batch, divisor: torch.Tensor) -> torch.Tensor:
-        seen = self.loss_fn.count_tokens(batch["labels"])
-        if self.rank_average:
-            divisor = self._of_whole_rows(seen).clamp(min=1) * (self.local_loss.expected * self.environment.dp_degree)
-        share = TrainingStep.backward(self, batch, divisor)
+        own = self.local_loss
+        share = TrainingStep.backward(self, batch, own.divisors.pop(0) if self.rank_average else divisor)
         # Kept as a tensor: a number would make the host wait for the device.
-        self.local_loss.total = self.local_loss.total + share * (divisor / seen.clamp(min=1))
-        self.local_loss.parts += 1
+        own.total = own.total + share * own.scales.pop(0)
         self.after_substep()
         return share
 
@@ -61,10 +72,12 @@ class LegacyStep(TrainingStep):
         self.before_update()
         return TrainingStep.clip(self)
 
-    def _of_whole_rows(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Ranks of one context-parallel group hold stretches of the same rows."""
-        mesh = self.environment.parallel_dims.get_optional_mesh("cp")
-        if mesh is not None:
-            tokens = tokens.clone()
-            self.environment.platform.all_reduce(tokens, group=mesh.get_group())
-        return tokens
+    def _tokens_of_all(self, seen_M: torch.Tensor) -> torch.Tensor:
+        """The valid tokens of every micro-batch of every data-parallel rank: one sum, also over those that share rows.
+
+        Args:
+            seen_M: of this rank.
+        """
+        tokens_DM = seen_M.new_zeros(self.environment.dp_degree, len(seen_M))
+        tokens_DM[self.environment.dp_rank] = seen_M
+        return self.environment.sum_over_data(tokens_DM)

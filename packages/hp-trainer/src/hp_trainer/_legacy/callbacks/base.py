@@ -45,7 +45,7 @@ class Callback:
         """All gradients of the step are there, not clipped yet."""
 
     def on_step_end(self, trainer: LLMTrainer, result: StepResult) -> None:
-        """The step is done and counted. `trainer.local_loss` is the loss of this rank's own tokens."""
+        """The step is done and counted. `trainer.local_loss` is the loss of this rank's own tokens, 0 without any."""
 
     def on_log(self, trainer: LLMTrainer, logs: dict[str, float]) -> None:
         """A log step: loss, grad_norm, lr, tokens and what else is reported."""
