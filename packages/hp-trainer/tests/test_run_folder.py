@@ -37,6 +37,19 @@ def test_a_folder_is_held_by_one_run_at_a_time(tmp_path: Path) -> None:
     second.close()
 
 
+def test_a_run_that_came_and_went_while_this_one_was_prepared_is_not_written_over(tmp_path: Path) -> None:
+    first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    for folder in (first, second):
+        folder.require_usable()
+    first.open()
+    first.write_resolved("first", 0)
+    first.close()
+    with pytest.raises(ConfigError, match="another run was written here"):
+        second.open()
+    first.open()  # its own it may go on with
+    first.close()
+
+
 def test_an_older_configuration_is_kept_beside_the_new_one(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.write_resolved("a: 1\n", step=0)

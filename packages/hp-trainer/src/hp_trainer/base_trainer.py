@@ -188,8 +188,8 @@ class BaseTrainer(ABC):
                 )
             activity.now("reporting the step")
             self.after_step(result)
-            # Only now: the batch that was fetched counts as seen.
-            if agreed.stop_wanted:
+            # Only now: the batch that was fetched counts as seen. A stop at the very last step is the end.
+            if agreed.stop_wanted and self.state.step < self.total_steps:
                 return stop.name or "a signal to another rank"
         return "finished"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 
 from hp_components import RunLock
+from hp_components.checkpoint.lock import FolderInUse
 from hp_protocols.errors import ConfigError, Fault
 
 RESOLVED = "resolved.yaml"
@@ -37,6 +38,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: RunLock | None = None
+        self._seen_free = False
 
     def require_usable(self) -> None:
         """Look, without writing, whether a run could be written here.
@@ -50,6 +52,7 @@ class RunFolder:
         elif not os.access(nearest, os.W_OK | os.X_OK):
             problem = f"cannot be used as a run folder: {nearest} may not be written"
         else:
+            self._seen_free = not self.holds_a_run
             return
         raise ConfigError(Fault(str(self.path), problem, hint="choose another one with --dump_folder"))
 
@@ -62,16 +65,23 @@ class RunFolder:
         """Create the folder if need be and hold it for this run.
 
         Raises:
-            ConfigError: another run holds it.
+            FolderInUse: another run holds it, or was written here since `require_usable` saw none.
+            ConfigError: it cannot be made.
         """
-        if self._lock is None:
-            lock = RunLock(self.path)
-            lock.acquire()
-            self._lock = lock
+        if self._lock is not None:
+            return
+        lock = RunLock(self.path)
+        lock.acquire()
+        if self._seen_free and self.holds_a_run:
+            lock.release()
+            problem = "another run was written here while this one was prepared"
+            raise FolderInUse(Fault(str(self.path), problem, hint="choose another one with --dump_folder"))
+        self._lock = lock
 
     def write_resolved(self, text: str, step: int) -> None:
         """Save the configuration that this run really uses; an older, different one is kept beside it."""
         target = self.path / RESOLVED
+        self._seen_free = False  # from here on the run that it holds is this one
         if target.exists():
             before = target.read_text()
             if before == text:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,16 @@ import torch
 import torch.nn.functional as F
 from tiny_run import build, train, write_yaml
 
+from hp_config import ConfigManager, HyperTrainerConfig
 from hp_protocols import get_spec
-from hp_protocols.errors import ConfigError
-from hp_trainer import Callback, HyperTrainer, LLMTrainer
+from hp_protocols.errors import ConfigError, Fault
+from hp_protocols.testing import run_world
+from hp_trainer import Callback, HyperTrainer, LLMTrainer, parse_args
+from hp_trainer._legacy.messages import closing
+from hp_trainer._legacy.migration import migrate
+from hp_trainer._legacy.sections import _OLDER_NAMES, in_older_words
 from hp_trainer.base_trainer import BaseTrainer
+from hp_trainer.run_folder import RunFolder
 
 MODEL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 300, "head_dim": 16}
 KINDS = ("linear_attention", "full_attention")
@@ -170,6 +178,130 @@ def test_a_run_goes_on_bitwise_where_it_was_saved_and_never_writes_over_another(
     assert (again.state.step, again.run_folder.path) == (4, Path("outputs"))
     assert again.train().reason == "already_finished"
     again.close()
+
+
+class Overtaken(LLMTrainer):
+    """Another run takes the folder, trains and ends while this one is being built."""
+
+    def build_optimizer(self) -> None:
+        super().build_optimizer()
+        quicker = RunFolder(self.run_folder.path)
+        quicker.open()
+        quicker.write_resolved("quicker", 0)
+        quicker.close()
+
+
+def test_runs_that_start_together_have_a_folder_each() -> None:
+    being_built = RunFolder(Path("outputs"))
+    being_built.open()
+    late = Overtaken(parse_args(argv=[write_yaml(train__checkpoint={"output_dir": "late"})]))
+    assert (late.run_folder.path, late.place.occupied) == (Path("late-2"), "late")
+    assert late.train().reason == "finished"
+    late.close()
+    assert Path("late/resolved.yaml").read_text() == "quicker"
+    assert train().run_folder.path == Path("outputs-2")
+    being_built.close()
+
+
+def test_a_run_that_is_still_trained_is_not_gone_on_with() -> None:
+    place = {"save_hf_weights": False, "save_steps": 1}
+    train(train__checkpoint=place)
+    still = RunFolder(Path("outputs"))
+    still.open()
+    with pytest.raises(ConfigError, match="another run is using this folder") as caught:
+        build(train__checkpoint={**place, "load_path": "outputs"})
+    assert "--train.checkpoint.output_dir" in str(caught.value)
+    assert "dump_folder" not in str(caught.value)
+    still.close()
+
+
+class StopsBeforeTheLastStep(Callback):
+    def on_step_end(self, trainer: LLMTrainer, result: Any) -> None:
+        if trainer.state.step == trainer.total_steps - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_stop_that_comes_in_the_last_step_leaves_a_finished_run_with_its_export() -> None:
+    options = {"train__checkpoint": {"save_hf_weights": True}}
+    assert train(StopsBeforeTheLastStep(), **options).result.reason == "finished"
+    assert Path("outputs/checkpoint/step-2-hf/config.json").is_file()
+    assert train(StopsBeforeTheLastStep(), **options, train__max_steps=3).result.reason == "finished"
+
+    text = migrate(parse_args(argv=[write_yaml(**options, train__checkpoint__output_dir="new")])).text
+    Path("new.yaml").write_text(text)
+    newer = ConfigManager().parse_args(["new.yaml"], world_size=1).build()
+    after_step = newer.after_step
+
+    def stopped(result: Any) -> None:
+        after_step(result)
+        if newer.state.step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    newer.after_step = stopped
+    assert newer.train().reason == "finished"
+    newer.close()
+    assert Path("new/checkpoint/step-2-hf/config.json").is_file()
+
+
+def test_the_end_says_what_really_goes_on_in_the_same_folder() -> None:
+    train()
+    ended = train()
+    said = closing(ended, ended.result)
+    options = said.rpartition("Go on with it:  ")[2].split()
+    more = LLMTrainer(parse_args(argv=["old.yaml", *options]))
+    assert (more.run_folder.path, more.first_step, more.state.step) == (Path("outputs-2"), 0, 2)
+    assert (more.train().step, more.first_step) == (4, 2)
+    more.close()
+    drained = train(train__max_steps=100, data__train_size=6)
+    options = closing(drained, drained.result).rpartition("Go on with it:  ")[2].split()
+    assert "--train.num_train_epochs=2" in options
+    more = LLMTrainer(parse_args(argv=["old.yaml", *options]))
+    assert more.train().step > 2
+    more.close()
+
+
+class RefusesToBegin(Callback):
+    def on_train_begin(self, trainer: LLMTrainer) -> None:
+        raise ConfigError(Fault("metrics.enable_wandb", "does not start", hint="choose another --dump_folder"))
+
+
+def test_faults_are_in_the_words_of_the_older_file_also_when_training_begins() -> None:
+    trainer = build(RefusesToBegin())
+    with pytest.raises(ConfigError, match=r"train\.wandb\.enabled.*\n.*--train\.checkpoint\.output_dir$"):
+        trainer.train()
+    trainer.close()
+    for newer, older in _OLDER_NAMES.items():
+        node: Any = HyperTrainerConfig()
+        for name in older.split("."):
+            node = getattr(node, name)
+        said = in_older_words(Fault(newer, "is wrong", hint=f"use it ({newer}); --{newer}=x"))
+        assert (said.where, said.hint) == (older, f"use it ({older}); --{older}=x")
+
+
+def _built_from_own_files(rank: int, world_size: int) -> list[str]:
+    os.chdir(f"machine-{rank}")
+    said = []
+    for folder in ("other_values", "missing"):
+        with pytest.raises(ConfigError) as caught:
+            build(model__weights_path=folder)
+        said.append(str(caught.value))
+    return said
+
+
+def test_machines_with_different_files_of_the_model_are_told_on_all_ranks() -> None:
+    adapter = get_spec("qwen3_5").state_dict_adapter
+    for rank in range(2):
+        theta = 1e4 * (rank + 1)
+        config = adapter(get_spec("qwen3_5").build_model_fn(**MODEL, rope_theta=theta).config).hf_config()
+        for folder in ("other_values", "missing")[: 2 - rank]:
+            Path(f"machine-{rank}", folder).mkdir(parents=True)
+            Path(f"machine-{rank}", folder, "config.json").write_text(json.dumps(config))
+    helpers = {"PYTHONPATH": str(Path(__file__).parent)}
+    first, second = run_world(_built_from_own_files, 2, init_process_group=False, env=helpers)
+    assert first == second
+    assert "model: is not the same on every rank" in first[0]
+    assert "rope_theta=20000.0" in first[0]
+    assert first[1].startswith("rank 1: model.weights_path: there is no")
 
 
 def test_a_callback_added_later_is_called_and_one_that_fails_ends_the_run() -> None:

@@ -16,12 +16,16 @@ from typing import Self
 
 from hp_protocols.errors import ConfigError, Fault
 
-__all__ = ["RunLock", "held_by_another"]
+__all__ = ["FolderInUse", "RunLock", "held_by_another"]
 
 logger = logging.getLogger(__name__)
 
 LOCK_NAME = ".lock"
 _NO_LOCKS_HERE = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+class FolderInUse(ConfigError):
+    """Another run has the folder."""
 
 
 class RunLock:
@@ -45,7 +49,8 @@ class RunLock:
         """Take the lock, making the folder if needed.
 
         Raises:
-            ConfigError: another run holds it, or the folder cannot be written.
+            FolderInUse: another run holds it.
+            ConfigError: the folder cannot be written.
             RuntimeError: this object holds it already.
         """
         if self.held:
@@ -82,7 +87,7 @@ class RunLock:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = _holder(fd) or "it does not say which"
-            raise ConfigError(
+            raise FolderInUse(
                 Fault(
                     str(self.path.parent),
                     f"another run is using this folder ({holder})",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from hp_trainer import environment as env
 from hp_trainer._legacy import bare_model, data
 from hp_trainer._legacy.callbacks import Callback, default_callbacks
 from hp_trainer._legacy.processes import backend_faults, local_rank
-from hp_trainer._legacy.run_place import RunPlace, choose_place
+from hp_trainer._legacy.run_place import RunPlace, choose_place, hold_place
 from hp_trainer._legacy.sections import in_older_words, make_sections
 from hp_trainer._legacy.step import LegacyStep, LocalLoss
 from hp_trainer.base_trainer import BaseTrainer, TrainResult
@@ -56,10 +57,8 @@ class LLMTrainer(BaseTrainer):
         self.args = args
         self.callbacks: list[Callback] = []
         self.added = list(callbacks)
-        try:
+        with _older_words():
             self.build()
-        except ConfigError as error:
-            raise ConfigError(map(in_older_words, error.faults)) from error
 
     def build_steps(self) -> list[Callable[[], None]]:
         """The thirteen steps of the older trainer, and the hook behind them."""
@@ -96,9 +95,26 @@ class LLMTrainer(BaseTrainer):
             self.environment = env.start_environment(
                 self.sections.parallelism, self.sections.comm, self.sections.debug, backend=train.comm_backend
             )
-        checkpoint, is_main = train.checkpoint, self.environment.is_main
+        self._choose_folder()
+        self.state = TrainState(seed=train.seed)
+        self.first_step = 0
+        self.environment.platform.manual_seed(train.seed)
+
+    def _choose_folder(self) -> None:
+        checkpoint, is_main = self.args.train.checkpoint, self.environment.is_main
         chosen = self.environment.agree(lambda: choose_place(checkpoint) if is_main else None)
         self.place: RunPlace = self.environment.broadcast(chosen)  # type: ignore[assignment]
+        self.run_folder = RunFolder(Path(self.place.folder))
+        self.on_main(self.run_folder.require_usable)
+        if self.place.resumes:
+            self._hold_folder()
+
+    def _hold_folder(self) -> None:
+        """Take the folder for this run, alone, before anything in it is read or written."""
+        checkpoint, is_main = self.args.train.checkpoint, self.environment.is_main
+        held = self.environment.agree(lambda: hold_place(checkpoint) if is_main else None)
+        self.place = self.environment.broadcast(held[0] if held else None)  # type: ignore[assignment]
+        self.run_folder = held[1] if held else RunFolder(Path(self.place.folder))
         if self.place.occupied:
             logger.warning(
                 "%s holds a run; this one is written to %s (train.checkpoint.load_path=%s goes on with the other)",
@@ -106,23 +122,21 @@ class LLMTrainer(BaseTrainer):
                 self.place.folder,
                 self.place.occupied,
             )
-        self.run_folder = RunFolder(Path(self.place.folder))
-        self.on_main(self.run_folder.require_usable)
-        self.state = TrainState(seed=train.seed)
-        self.first_step = 0
-        self.environment.platform.manual_seed(train.seed)
 
     def build_model(self) -> None:
         """The bare module on `init_device`, its dimensions from the section and from `weights_path`."""
         model, train = self.args.model, self.args.train
-        self.spec: ModelSpec = get_spec(model.name)
+        self.spec: ModelSpec = self.environment.agree(lambda: get_spec(model.name))
         if self.spec.build_model_fn is None:
             hint = f"hp train --module {model.name} trains it, or name qwen3_5"
             raise ConfigError(Fault("model.name", f"{model.name} has no build_model_fn (ModelSpec v1)", hint=hint))
         self._check_init_device(train.init_device)
         with torch.device(train.init_device):
-            self.model: torch.nn.Module = build_bare_model(self.spec, model)
+            self.model: torch.nn.Module = self.environment.agree(lambda: build_bare_model(self.spec, model))
         dimensions: Any = self.model.config
+        # Machines with different files at weights_path would each train a model of its own.
+        shown = re.sub(r" at 0x[0-9a-f]+", "", repr(dimensions))
+        self.environment.require_same("model", shown, shown)
         self.vocab_size: int = dimensions.vocab_size
         longest = getattr(dimensions, "max_position_embeddings", None)
         if longest is not None and self.args.data.max_seq_len > longest:
@@ -263,6 +277,9 @@ class LLMTrainer(BaseTrainer):
         )
 
     def build_callbacks(self) -> None:
+        """Everything that reads or writes files of the run. A new folder is made only now, behind all that can fail."""
+        if not self.place.resumes:
+            self._hold_folder()
         self.callbacks = [*default_callbacks(self), *self.added]
 
     def start_callbacks(self) -> None:
@@ -283,12 +300,16 @@ class LLMTrainer(BaseTrainer):
 
     # ---- training --------------------------------------------------------------------------------------------
 
+    def train(self) -> TrainResult:
+        with _older_words():
+            return super().train()
+
     @property
     def total_steps(self) -> int:
         return self.args.train.max_steps
 
     def begin(self) -> None:
-        self.on_main(self.run_folder.open)
+        self.on_main(self.run_folder.open)  # again, where `train` is called again
         if self.environment.is_main:
             self.run_folder.write_resolved(dump_yaml(self.args), self.state.step)
             if self.tokenizer is not None:
@@ -342,6 +363,15 @@ class LLMTrainer(BaseTrainer):
     def _data_ended(self, epoch: int) -> bool:
         epochs = getattr(self.data_config, "epochs", None)
         return epochs is not None and epoch >= epochs
+
+
+@contextlib.contextmanager
+def _older_words() -> Iterator[None]:
+    """Faults of the shared parts, under the keys of the older file."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(map(in_older_words, error.faults)) from error
 
 
 def build_bare_model(spec: ModelSpec, section: Any) -> torch.nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hp_trainer.cli.messages import describe_layout
@@ -42,4 +43,17 @@ def closing(trainer: LLMTrainer, result: TrainResult) -> str:
             "or other data go on."
         ),
     }.get(result.reason, f"Stopped by {result.reason} after step {result.step}.")
-    return f"{how}\n\n  {folder}\n\nGo on with it:  --train.checkpoint.load_path={folder}"
+    return f"{how}\n\n  {folder}\n\nGo on with it:  {' '.join(_going_on(trainer, result))}"
+
+
+def _going_on(trainer: LLMTrainer, result: TrainResult) -> list[str]:
+    """What has to be said with the same file, so that training goes on in the same folder and not just ends again."""
+    train, folder = trainer.args.train, result.run_folder
+    options = [f"--train.checkpoint.load_path={folder}"]
+    if folder != Path(train.checkpoint.output_dir):
+        options.append(f"--train.checkpoint.output_dir={folder}")
+    if result.reason in ("finished", "already_finished"):
+        options.append(f"--train.max_steps={2 * result.step}")
+    if result.reason == "data_exhausted":
+        options.append(f"--train.num_train_epochs={2 * train.num_train_epochs}")
+    return options

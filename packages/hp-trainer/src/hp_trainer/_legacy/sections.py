@@ -141,7 +141,7 @@ def in_older_words(fault: Fault) -> Fault:
     def translate(text: str | None) -> str | None:
         for newer, older in _OLDER_NAMES.items():
             # Not within a longer path, such as train.optimizer.
-            text = None if text is None else re.sub(rf"(?<![\w.]){re.escape(newer)}(?=[.,\s=]|$)", older, text)
+            text = None if text is None else re.sub(rf"(?<![\w.]){re.escape(newer)}(?=[.,;)\s=]|$)", older, text)
         return text
 
     where = translate(fault.where) or fault.where
@@ -149,22 +149,32 @@ def in_older_words(fault: Fault) -> Fault:
 
 
 _OLDER_NAMES = {
+    "dump_folder": "train.checkpoint.output_dir",
     "dataloader.dataset_path": "data.train_path",
     "dataloader.dataset": "data.train_path",
+    "dataloader.epochs": "train.num_train_epochs",
     "dataloader.on_too_long": "data.max_seq_len",
+    "dataloader.split": "data.train_path",
     "dataloader": "data",
     "validation.dataloader": "train.eval.eval_dataset",
     "training.seq_len": "data.max_seq_len",
+    "training.steps": "train.max_steps",
     "tokenizer.tokenizer_path": "model.tokenizer_path",
+    "tokenizer.vocab_size": "model.vocab_size",
     "model spec": "model.name",
     "optimizer.name": "train.optimizer.type",
     "optimizer": "train.optimizer",
     "lr_scheduler.lr_min": "train.optimizer.lr_min",
     "checkpoint.initial_load_in_hf": "model.weights_path",
+    "checkpoint.initial_load_model_only": "train.checkpoint.load_path",
     "checkpoint.initial_load_path": "train.checkpoint.load_path",
     "checkpoint.last_save_in_hf": "train.checkpoint.save_hf_weights",
     "checkpoint.load_step": "train.checkpoint.load_path",
     "checkpoint.async_mode": "train.checkpoint.save_async",
+    "metrics.enable_tensorboard": "train.tensorboard.enabled",
+    "metrics.enable_wandb": "train.wandb.enabled",
+    "metrics.log_freq": "train.logging.log_steps",
+    "metrics.peak_tflops": "train.logging.peak_tflops",
     "parallelism": "train.accelerator",
 }
 

@@ -41,7 +41,8 @@ __all__ = [
 
 
 def default_callbacks(trainer: LLMTrainer) -> list[Callback]:
-    """What the configuration asks for. Records are written before the checkpoint that holds their sums.
+    """What the configuration asks for. Records are written before the checkpoint that holds their sums, and reset the
+    device's peak behind the monitor that reads it.
 
     Raises:
         ConfigError: an extra that is not installed, and all else that a part refuses.
@@ -49,7 +50,8 @@ def default_callbacks(trainer: LLMTrainer) -> list[Callback]:
     train = trainer.args.train
     tensorboard = train.tensorboard.enabled or train.logging.report_to in ("tensorboard", "all")
     wandb = train.wandb.enabled or train.logging.report_to in ("wandb", "all")
-    _require_extras(tensorboard=tensorboard, wandb=wandb)
+    # Each machine looks for itself, and all hear of it.
+    trainer.environment.agree(lambda: _require_extras(tensorboard=tensorboard, wandb=wandb))
     logging = LoggingCallback(trainer)
     checkpoint = CheckpointCallback(trainer, logging)
     callbacks: list[Callback | None] = [
@@ -58,11 +60,11 @@ def default_callbacks(trainer: LLMTrainer) -> list[Callback]:
         if train.moe_monitor.enabled
         else None,
         ProgressCallback(),
+        MemoryMonitorCallback(trainer) if train.memory_monitor.enabled else None,
         logging,
         TensorBoardCallback(trainer) if tensorboard else None,
         WandbCallback(trainer) if wandb else None,
         EvalCallback(trainer) if train.eval.eval_steps else None,
-        MemoryMonitorCallback(trainer) if train.memory_monitor.enabled else None,
         checkpoint,
         SafetensorsExportCallback(checkpoint) if train.checkpoint.save_hf_weights else None,
         GarbageCallback(train.debug.gc_steps) if train.debug.gc_steps else None,

@@ -35,7 +35,8 @@ class CheckpointCallback(Callback):
         elif place.initial_load_path is not None:
             changes |= {"initial_load_path": place.initial_load_path, "initial_load_model_only": False}
         self.source = weights if loads_weights else place.initial_load_path
-        adapter = _adapter(trainer, weights) if loads_weights or section.save_hf_weights else None
+        translates = loads_weights or section.save_hf_weights
+        adapter = trainer.environment.agree(lambda: _adapter(trainer, weights) if translates else None)
         self.manager: CheckpointManager = trainer.sections.checkpoint.replace(**changes).build(
             run_folder=trainer.run_folder.path,
             model_parts=[trainer.model],
