@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,9 @@ import pytest
 import torch
 from tiny_run import build, train
 
+from hp_protocols.platform import get_platform
 from hp_trainer import Callback
-from hp_trainer._legacy.callbacks import default_callbacks
+from hp_trainer._legacy.callbacks import MemoryMonitorCallback, default_callbacks
 
 HOOKS = [name for name in vars(Callback) if name.startswith("on_")]
 ROWS = {"data__type": "preset_pt", "data__train_path": "rows.pt", "data__train_size": 8}
@@ -160,3 +163,45 @@ def test_an_error_in_any_hook_ends_the_run_with_that_error_and_everything_is_let
     again = train(train__max_steps=1, train__checkpoint={"save_hf_weights": False, "output_dir": "again"}, **ROWS)
     assert again.result.reason == "finished"
     assert os.environ["LOCAL_RANK"] == "0"
+
+
+class Device(Callback):
+    """Stands in for a device that needs so many GiB in each step and holds one between them."""
+
+    def __init__(self, needs: list[int]) -> None:
+        self.needs, self.peak, self.seen = needs, 9, list[float]()  # nine for building the model
+
+    def max_memory(self, device: str | None = None) -> int:
+        return self.peak * 2**30
+
+    def reset_max_memory(self, device: str | None = None) -> None:
+        self.peak = 1
+
+    def on_substep_end(self, trainer: Any) -> None:
+        self.peak = max(self.peak, self.needs[trainer.state.step])
+
+    def on_step_end(self, trainer: Any, result: Any) -> None:
+        monitor = next(one for one in trainer.callbacks if isinstance(one, MemoryMonitorCallback))
+        self.seen.append(monitor.peaks.get("device", 0.0))
+
+
+@pytest.mark.parametrize(("each_step", "expected"), [(False, [0, 5, 5, 5, 5, 6]), (True, [0, 3, 3, 2, 2, 6])])
+def test_peaks_of_the_device_are_those_of_the_run_or_of_the_last_step_and_the_records_have_theirs(
+    each_step: bool, expected: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "hp_trainer")
+    device = Device([5, 3, 4, 2, 1, 6])
+    for name in ("max_memory", "reset_max_memory"):
+        monkeypatch.setattr(type(get_platform()), name, staticmethod(getattr(device, name)))
+    train(
+        device,
+        train__max_steps=6,
+        train__logging={"log_steps": 4},
+        train__memory_monitor={"enabled": True, "log_steps": 2, "reset_peak_each_step": each_step},
+    )
+    assert device.seen == expected
+    assert [float(line.rpartition("device ")[2].split()[0]) for line in caplog.messages if "peak memory" in line] == [
+        expected[step] for step in (1, 3, 5)
+    ]
+    records = map(json.loads, Path("outputs/metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    assert [(r["step"], r["memory_gib"]) for r in records if "event" not in r] == [(1, 5.0), (4, 4.0), (6, 6.0)]

@@ -7,19 +7,36 @@ import sys
 
 from hp_protocols.platform import get_platform
 
-__all__ = ["host_memory_gib", "take_device_memory_gib"]
+__all__ = ["host_memory_gib", "reset_device_peak", "take_device_memory_gib"]
 
 _GIB = 2**30
+
+_put_aside = 0
+"""The peak in bytes that a reset took from the device's only counter, for the next `take_device_memory_gib`."""
 
 
 def take_device_memory_gib() -> float | None:
     """The device's peak since the last call; None on the cpu, where a process's size is no device's memory."""
+    global _put_aside
+    if not reset_device_peak():
+        return None
+    peak, _put_aside = _put_aside, 0
+    return peak / _GIB
+
+
+def reset_device_peak() -> bool:
+    """Let the device's peak begin anew for whoever reads it next; `take_device_memory_gib` still knows the one before.
+
+    False on the cpu, which has none.
+    """
+    global _put_aside
     platform = get_platform()
     peak = platform.max_memory()
     if peak is None:
-        return None
+        return False
+    _put_aside = max(_put_aside, peak)
     platform.reset_max_memory()
-    return peak / _GIB
+    return True
 
 
 def host_memory_gib() -> float:
