@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch.distributed import PrefixStore, TCPStore
 
 from hp_protocols.errors import ConfigError
 from hp_protocols.testing import run_world
 from hp_trainer.faults import RankFailure
 from hp_trainer.faults.activity import Activity, RecordFile, Status
-from hp_trainer.faults.joining import join
+from hp_trainer.faults.joining import Joined, Member, join
 from hp_trainer.faults.processes import is_gone, is_stopped, lost_others
 from hp_trainer.faults.verdict import Report, judge
+from hp_trainer.faults.watch import Watch
 
 FORWARD = "forward and backward"
 
@@ -131,3 +136,31 @@ def test_a_rank_that_is_missing_started_twice_or_of_another_world_is_named() -> 
     assert "WORLD_SIZE: is not the same on every rank: rank 1" in other[0]
     outside = run_world(_join, 2, {1: {"RANK": "5"}}, init_process_group=False)
     assert "RANK: 5 is no rank of 2 (WORLD_SIZE); allowed: 0 to 1" in outside[1]
+
+
+def test_what_a_rank_says_once_it_has_failed_is_not_replaced_by_what_its_thread_was_about_to_say(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=timedelta(seconds=30), wait_for_workers=False)
+    own = Member(0, "here", os.getpid(), "", "launcher", 1)
+    looks = threading.Event()
+
+    def slowly() -> str:
+        """Where the main thread stands, for its thread that was asked and has seen no failure yet."""
+        looks.set()
+        time.sleep(0.5)
+        return "a.py:1 in work"
+
+    monkeypatch.setattr("hp_trainer.faults.processes.place_of_main", slowly)
+    watch = Watch(Joined(0, [own], PrefixStore("test", server), server), limit_seconds=60)
+    store = PrefixStore("watch", PrefixStore("test", server))
+    try:
+        store.add("round", 1)
+        assert looks.wait(30)
+        watch.explain(RuntimeError("Connection closed by peer"))
+    finally:
+        watch.close()
+    asked, said = json.loads(store.get("report/0"))
+    assert said["state"] == "lost"
+    assert asked > 1_000_000, "an answer to every round"
+    assert "lost each other" in capfd.readouterr().err

@@ -57,6 +57,8 @@ class Watch:
         self._answered = 0
         self._asked_at = time.monotonic()
         self._mine: Report | None = None  # what the main thread says of itself, once it has failed
+        # Held from reading `_mine` until the report is there: the thread's older word must not replace the newer one.
+        self._reporting = threading.Lock()
         self._store = joined.store
         # A client of its own: one that waits would hold up the other thread.
         self._beside = dist.PrefixStore("watch", joined.store.clone())  # type: ignore[attr-defined]
@@ -81,8 +83,7 @@ class Watch:
         where, own = activity.where, not processes.lost_others(error)
         doing = (activity.step, activity.doing, time.monotonic() - activity.since)
         place = processes.error_place(error.__traceback__)
-        self._mine = Report(self._rank, self._own.who, "lost", *doing, place)
-        self._try(lambda: self._post(self._mine, self._main, number=NEVER_OLD))
+        self._report_loss(Report(self._rank, self._own.who, "lost", *doing, place))
         if own:
             self._let_the_cause_speak_first(error)
             text = f"{self._own.who} failed in {where}: {_named(error)}; the run ends on all ranks"
@@ -94,6 +95,17 @@ class Watch:
         else:
             self._tell(verdict, self._main)
         return RankFailure(verdict.message)
+
+    def _report_loss(self, report: Report) -> None:
+        """From now on the thread says nothing of this rank any more. No use to the others where the store is gone."""
+        # The thread is longer only in a store that does not answer, where no word replaces another.
+        alone = self._reporting.acquire(timeout=GRACE_SECONDS)
+        try:
+            self._mine = report
+            self._try(lambda: self._post(report, self._main, NEVER_OLD))
+        finally:
+            if alone:
+                self._reporting.release()
 
     def _let_the_cause_speak_first(self, error: BaseException) -> None:
         """A failed save is raised on every rank; the traceback of the one where it happened says most."""
@@ -125,18 +137,20 @@ class Watch:
 
     def _answer(self, number: int) -> None:
         self._answered = number
-        if self._mine is not None:
-            return  # the main thread has said it already, and knows more
-        state = "communicating" if processes.main_waits() else "busy"
-        seconds = time.monotonic() - activity.since
-        report = Report(
-            self._rank, self._own.who, state, activity.step, activity.doing, seconds, processes.place_of_main()
-        )
-        self._post(report, self._beside, number)
+        with self._reporting:
+            if self._mine is not None:
+                return  # the main thread has said it already, and knows more
+            state = "communicating" if processes.main_waits() else "busy"
+            seconds = time.monotonic() - activity.since
+            report = Report(
+                self._rank, self._own.who, state, activity.step, activity.doing, seconds, processes.place_of_main()
+            )
+            self._post(report, self._beside, number)
 
-    def _post(self, report: Report | None, store: dist.Store, number: int) -> None:
-        if report is not None:
-            store.set(f"report/{self._rank}", json.dumps([number, asdict(report)]))
+    def _post(self, report: Report, store: dist.Store, number: int) -> None:
+        """Returns when the report is there: one that the other client of this rank sends later replaces it."""
+        store.set(key := f"report/{self._rank}", json.dumps([number, asdict(report)]))
+        store.check([key])  # `set` waits for no answer
 
     def _waits_long(self) -> bool:
         if self.rests:
