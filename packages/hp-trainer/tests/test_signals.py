@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from hp_trainer.signals import StopRequest
+from hp_trainer.signals import EndBeforeTraining, StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
@@ -108,3 +109,101 @@ def test_before_training_a_signal_ends_at_once_and_says_what_was_done() -> None:
         _, said = child.communicate(timeout=10)
     assert child.returncode == 1
     assert b"ended by SIGTERM before training began (building the model); nothing was run" in said
+
+
+INSTANTS = """
+import os, signal, sys, time
+from hp_trainer import signals
+from hp_trainer.signals import EndBeforeTraining, StopRequest
+
+def strike_at(number):
+    lines = 0
+    def trace(frame, event, argument):
+        nonlocal lines
+        if frame.f_code.co_filename != signals.__file__ or frame.f_code.co_name == "_read":
+            return None
+        lines += event == "line"
+        if lines == number and event == "line":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return trace
+    with EndBeforeTraining():
+        sys.settrace(trace)
+        with StopRequest() as stop:
+            sys.settrace(None)
+            if lines < number:
+                os._exit(9)
+            end = time.monotonic() + 30
+            while stop.name is None and time.monotonic() < end:
+                time.sleep(0.001)
+            os._exit(0 if stop.name == "SIGTERM" else 8)
+
+codes = []
+while 9 not in codes:
+    child = os.fork()
+    if child == 0:
+        strike_at(len(codes) + 1)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(*codes)
+"""
+
+
+def test_at_no_instant_between_building_and_training_does_a_signal_end_the_process_by_itself() -> None:
+    done = subprocess.run([sys.executable, "-c", INSTANTS], capture_output=True, text=True, timeout=120)
+    codes = [int(code) for code in done.stdout.split()]
+    assert len(codes) > 15, done.stderr
+    ends = codes.count(1)  # at first, nothing was run; then the wish to stop is noted
+    assert codes == [1] * ends + [0] * (len(codes) - ends - 1) + [9]
+    assert done.stderr.count("ended by SIGTERM before training began") == ends
+
+
+def test_training_that_is_over_leaves_the_handlers_from_before_the_building() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with EndBeforeTraining():
+        assert signal.getsignal(signal.SIGTERM) != before
+        with StopRequest():
+            pass
+        assert signal.getsignal(signal.SIGTERM) == before
+        assert signal.set_wakeup_fd(-1) == -1
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+STRIKES = """
+import os, signal, sys
+from hp_trainer import hyper_trainer
+from hp_trainer.cli import train
+
+def struck(owner, name):
+    work = getattr(owner, name)
+    def then_the_signal(*arguments):
+        result = work(*arguments)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return result
+    setattr(owner, name, then_the_signal)
+
+for owner, name in ((train, "announce_rank"), (train, "opening"), (hyper_trainer.HyperTrainer, "begin")):
+    child = os.fork()
+    if child == 0:
+        struck(owner, name)
+        os._exit(train.run_rank(sys.argv[1:] + ["--dump_folder", name]))
+    print("exit code:", name, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def test_a_signal_to_a_rank_that_starts_or_begins_is_answered_with_a_message_or_a_save(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("".join(f"line {number}: {number**7}\n" for number in range(3000)))
+    recipe = ["--module", "qwen3_5_v2", "--config", "qwen3_5_v2_debugmodel", "--training.seq_len", "64"]
+    recipe += ["--dataloader.dataset_path", "text.txt", "--tokenizer.vocab_size", "300"]
+    environment = {**os.environ, "HP_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", STRIKES, *recipe],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env=environment,
+    )
+    codes = [line for line in done.stdout.splitlines() if line.startswith("exit code:")]
+    assert codes == [f"exit code: {end}" for end in ("announce_rank 1", "opening 1", "begin 0")], done.stderr
+    assert done.stderr.count("ended by SIGTERM before training began") == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"cache", "text.txt", "begin"}
+    assert (tmp_path / "begin" / "checkpoint" / "step-1").is_dir()

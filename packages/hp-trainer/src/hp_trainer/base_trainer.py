@@ -143,8 +143,9 @@ class BaseTrainer(ABC):
     def _train(self) -> TrainResult:
         activity.now("beginning to train")
         try:
-            self.begin()
+            # From the first file on: what has begun ends with a save.
             with StopRequest() as stop:
+                self.begin()
                 with self.around_steps():
                     reason = self.run_steps(stop)
                 # Saved inside: a second SIGTERM must not interrupt the save that the first has asked for.

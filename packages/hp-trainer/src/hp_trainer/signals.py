@@ -1,7 +1,8 @@
 """Turn SIGTERM, SIGUSR1 and Ctrl-C into a wish to stop that the training loop reads between two steps.
 
 In: signals. Out: `StopRequest.name`, None until one arrived; a second Ctrl-C ends the process at once, whatever it is
-in. Before training begins there is nothing to save: `EndBeforeTraining` ends the process at the first signal.
+in. Before training begins there is nothing to save: `EndBeforeTraining` ends the process at the first signal, until a
+`StopRequest` takes its place. At no instant between them does a signal end the process by itself.
 """
 
 from __future__ import annotations
@@ -41,20 +42,31 @@ class _Signals(ABC):
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        _forks.append(self._previous_fd)
         self._thread = threading.Thread(target=self._read, name="hp-signals", daemon=True)
         self._thread.start()
         for number in HANDLED:
             self._previous[number] = signal.signal(number, self.on_main)
+        _entered.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self not in _entered:
+            return  # another has taken its place, or this process was forked from the one that entered
+        _entered.remove(self)
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         signal.set_wakeup_fd(self._previous_fd)
-        _forks.pop()
+        self._end_thread()
+
+    def _take_place_of(self, other: _Signals) -> None:
+        """Put back, at the end, what was there before the other, which takes only what has arrived by now."""
+        _entered.remove(other)
+        self._previous, self._previous_fd = other._previous, other._previous_fd
+        other._end_thread()
+
+    def _end_thread(self) -> None:
         # For processes that were forked meanwhile too, such as data workers: they hold this end open.
         self._writer.shutdown(socket.SHUT_RDWR)  # which ends the thread
         self._writer.close()
@@ -69,7 +81,7 @@ class _Signals(ABC):
 
 
 class StopRequest(_Signals):
-    """While entered, the signals set `name` instead of ending the process."""
+    """While entered, the signals set `name` instead of ending the process. Takes the place of `EndBeforeTraining`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,6 +90,8 @@ class StopRequest(_Signals):
 
     def __enter__(self) -> StopRequest:
         super().__enter__()
+        for one in [one for one in _entered if isinstance(one, EndBeforeTraining)]:
+            self._take_place_of(one)
         return self
 
     def on_main(self, number: int, frame: FrameType | None) -> None:
@@ -98,7 +112,10 @@ class StopRequest(_Signals):
 
 
 class EndBeforeTraining(_Signals):
-    """While entered, a signal ends the process at once and says that nothing was run."""
+    """While entered, a signal ends the process at once and says that nothing was run.
+
+    A `StopRequest` that is entered meanwhile ends this for good.
+    """
 
     def on_signal(self, number: int) -> None:
         folder = os.environ.get(LAUNCHER_FOLDER)
@@ -116,13 +133,13 @@ def _say_once(text: str) -> None:
         os.write(2, f"{text}\n".encode())
 
 
-_forks: list[int] = []
+_entered: list[_Signals] = []
 
 
 def _forget_in_child() -> None:
     """A data worker ends with its parent. What it inherited would report its own signals as the parent's."""
-    if _forks:
-        _forks.clear()
+    if _entered:
+        _entered.clear()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)

@@ -125,21 +125,22 @@ def launch_ranks(launch: Launch, arguments: list[str]) -> int:
 
 def run_rank(arguments: list[str]) -> int:
     """Train as one rank of however many torchrun has started; returns the exit code."""
-    announce_rank()
-    # A crash in compiled code shows at least where Python was.
-    faulthandler.enable(file=sys.__stderr__ or sys.stderr)  # not one that a program has put in its place
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    configure_logging(is_main=rank == 0)
     started = False
     try:
-        from hp_trainer.preparation import build_trainer, load_config
-
+        # The launcher hands signals on to a rank from its announcement on; training has a taker of its own.
         with EndBeforeTraining():
+            announce_rank()
+            # A crash in compiled code shows at least where Python was.
+            faulthandler.enable(file=sys.__stderr__ or sys.stderr)  # not one that a program has put in its place
+            configure_logging(is_main=rank == 0)
+            from hp_trainer.preparation import build_trainer, load_config
+
             trainer = build_trainer(load_config(arguments, world_size))
-        if rank == 0:
-            print(opening(trainer) + "\n", flush=True)
-        started = True
-        result = trainer.train()
+            if rank == 0:
+                print(opening(trainer) + "\n", flush=True)
+            started = True
+            result = trainer.train()
     except ConfigError as error:
         speak_after_rank_0(rank)
         activity.end(Status.TOLD)
