@@ -15,6 +15,7 @@ from tiny_run import build, train
 
 from hp_protocols.errors import ConfigError
 from hp_trainer._legacy.callbacks import GradientHealthCallback, MoEMonitorCallback, ProgressCallback
+from hp_trainer._legacy.data import PresetRows
 
 
 def weights(trainer: Any) -> dict[str, torch.Tensor]:
@@ -69,6 +70,47 @@ def test_a_saved_dataset_is_read() -> None:
     datasets.Dataset.from_dict({"text": ["one two three four"] * 30}).save_to_disk("saved")
     trainer = train(data__type="hf_datasets", data__train_path="saved", data__train_size=20)
     assert "20 documents" in str(trainer.dataloader)
+
+
+IDS = torch.tensor([[5, 6, 7, 8], [1, 2, 3, 4]])
+MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"attention_mask": MASK.flip(1)}, r"attention_mask of row 1 has a 0 before a 1; .*ones, then zeros\n.*pad"),
+        ({"attention_mask": 2 * MASK}, "attention_mask has the value 2; allowed: 0 and 1"),
+        ({"attention_mask": MASK.float()}, "attention_mask has numbers of type torch.float32"),
+        ({"attention_mask": MASK[0]}, r"attention_mask \(1, 4\) are not of the shape of input_ids \(2, 4\)"),
+        ({"labels": IDS + 92}, r"labels has the token id 100 in row 0 at 3, .*; allowed: -100, or 0 to 99\n.*101"),
+        ({"labels": IDS.where(IDS != 3, -1)}, "labels has the token id -1 in row 1 at 2"),
+        ({"labels": IDS[:, :3]}, r"labels \(2, 3\) are not of the shape"),
+        ({"labels": None}, "labels is of type NoneType"),
+        ({"input_ids": IDS - 3}, "input_ids has the token id -2 in row 1 at 0, .*; allowed: 0 to 99\n.*padding"),
+        ({"input_ids": IDS + 93}, "input_ids has the token id 100 in row 0 at 2"),
+        ({"input_ids": IDS.tolist()}, "rows.pt: input_ids is of type list; .*a tensor of whole numbers\n.*tensor"),
+        ({"input_ids": IDS / 2}, "input_ids has numbers of type torch.float32"),
+        ({"input_ids": IDS[None]}, r"input_ids has the shape \(1, 2, 4\)"),
+        ({"input_ids": IDS[:0]}, r"input_ids \(0, 4\) have no tokens"),
+        ([{"input_ids": IDS[0]}, {"input_ids": [1, 2]}], r"rows.pt\[1\]: input_ids is of type list"),
+    ],
+)  # fmt: skip
+def test_prepared_rows_that_cannot_be_trained_on_as_they_are_are_refused(content: Any, said: str) -> None:
+    torch.save(content if isinstance(content, list) else {"input_ids": IDS, **content}, "rows.pt")
+    with pytest.raises(ConfigError, match=said):
+        PresetRows("rows.pt", seq_len=4, vocab_size=100)
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.bool])
+def test_prepared_rows_may_be_padded_behind_the_text_which_then_has_no_labels(kind: torch.dtype) -> None:
+    labels = IDS.clone()
+    labels[1, 3] = 999  # of padding, so that it does not matter
+    labels[0, 0] = -100
+    torch.save({"input_ids": IDS.int(), "labels": labels, "attention_mask": MASK.to(kind)}, "rows.pt")
+    rows = PresetRows("rows.pt", seq_len=5, vocab_size=100)
+    assert rows.labels_NS.tolist() == [[-100, 6, 7, 8, -100], [1, 2, -100, -100, -100]]
+    assert rows.input_NS[:, :4].equal(IDS)
 
 
 def test_log_steps_and_what_is_reported(caplog: pytest.LogCaptureFixture) -> None:

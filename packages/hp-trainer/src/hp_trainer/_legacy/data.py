@@ -161,15 +161,19 @@ class PresetRows:
     """Rows from tensors that `torch.save` has written: input_ids, and labels (not shifted) where they differ.
 
     A file holds a mapping with tensors [N, S], or a list of mappings with tensors [S]. Rows are cut or filled up to
-    `seq_len`.
+    `seq_len`. An attention_mask tells what is padding, behind the text.
+
+    Raises:
+        ConfigError: no such file, or one whose rows cannot be trained on as they are.
     """
 
     def __init__(self, path: str, seq_len: int, vocab_size: int) -> None:
         self.path, self.seq_len = Path(path), seq_len
         input_NS, labels_NS = _read_preset(self.path, seq_len)
-        if int(input_NS.max()) >= vocab_size or int(input_NS.min()) < 0:
-            problem = f"has the token id {int(input_NS.max())}, and the model has {vocab_size} rows in its embedding"
-            raise ConfigError(Fault(path, problem, hint="model.vocab_size"))
+        faults = _range_faults(path, "input_ids", input_NS, vocab_size)
+        faults += _range_faults(path, "labels", labels_NS, vocab_size, ignored=IGNORE_INDEX)
+        if faults:
+            raise ConfigError(faults)
         self.input_NS, self.labels_NS = input_NS, labels_NS
         self.digest = hashlib.sha256(input_NS.numpy().tobytes() + labels_NS.numpy().tobytes()).hexdigest()
 
@@ -203,16 +207,65 @@ def _read_preset(path: Path, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
     if unknown:
         raise ConfigError(Fault(str(path), f"holds {', '.join(unknown)}", "input_ids, labels, attention_mask"))
     inputs, labels = list[torch.Tensor](), list[torch.Tensor]()
-    for row in rows:
-        ids_NS = torch.atleast_2d(row["input_ids"]).long()
-        own_NS = torch.atleast_2d(row.get("labels", ids_NS)).long()
-        if own_NS.shape != ids_NS.shape:
-            raise ConfigError(Fault(str(path), f"labels {tuple(own_NS.shape)} are not of {tuple(ids_NS.shape)}"))
-        if (mask := row.get("attention_mask")) is not None:
-            own_NS = own_NS.masked_fill(torch.atleast_2d(mask) == 0, IGNORE_INDEX)
+    for number, row in enumerate(rows):
+        where = str(path) if rows[0] is content else f"{path}[{number}]"
+        ids_NS = _whole_numbers(where, "input_ids", row["input_ids"]).long()
+        if not ids_NS.numel():
+            raise ConfigError(Fault(where, f"input_ids {tuple(ids_NS.shape)} have no tokens", allowed))
+        own_NS = _whole_numbers(where, "labels", row.get("labels", ids_NS), like=ids_NS).long()
+        if "attention_mask" in row:
+            mask_NS = _whole_numbers(where, "attention_mask", row["attention_mask"], like=ids_NS)
+            own_NS = own_NS.masked_fill(_checked_mask(where, mask_NS) == 0, IGNORE_INDEX)
         inputs.append(_fit(ids_NS, seq_len, 0))
         labels.append(_fit(own_NS, seq_len, IGNORE_INDEX))
     return torch.cat(inputs), torch.cat(labels)
+
+
+def _whole_numbers(where: str, key: str, value: object, like: torch.Tensor | None = None) -> torch.Tensor:
+    """A tensor of whole numbers [N, S]; of the shape of `like`, if that is given."""
+    allowed = "a tensor of whole numbers"
+    if not isinstance(value, torch.Tensor):
+        problem = f"{key} is of type {type(value).__name__}"
+        raise ConfigError(Fault(where, problem, allowed, hint=f"torch.tensor({key}) before torch.save"))
+    if value.is_floating_point() or value.is_complex():
+        raise ConfigError(Fault(where, f"{key} has numbers of type {value.dtype}", allowed))
+    if value.dim() not in (1, 2):
+        raise ConfigError(Fault(where, f"{key} has the shape {tuple(value.shape)}", "[tokens] or [rows, tokens]"))
+    rows_NS = torch.atleast_2d(value)
+    if like is not None and rows_NS.shape != like.shape:
+        problem = f"{key} {tuple(rows_NS.shape)} are not of the shape of input_ids {tuple(like.shape)}"
+        raise ConfigError(Fault(where, problem, "a value for each token"))
+    return rows_NS
+
+
+def _checked_mask(where: str, mask_NS: torch.Tensor) -> torch.Tensor:
+    """An attention mask that needs no attending to: the model is causal, so text does not see what is behind it."""
+    mask_NS = mask_NS.long()
+    if (others_NS := (mask_NS != 0) & (mask_NS != 1)).any():
+        raise ConfigError(Fault(where, f"attention_mask has the value {int(mask_NS[others_NS][0])}", "0 and 1"))
+    after_padding_N = (mask_NS[:, 1:] > mask_NS[:, :-1]).any(1)
+    if after_padding_N.any():
+        problem = f"attention_mask of row {int(after_padding_N.nonzero()[0])} has a 0 before a 1"
+        hint = "a token sees all that comes before it: pad behind the text; labels of -100 leave tokens untrained"
+        raise ConfigError(Fault(where, problem, "ones, then zeros", hint))
+    return mask_NS
+
+
+def _range_faults(
+    path: str, key: str, ids_NS: torch.Tensor, vocab_size: int, ignored: int | None = None
+) -> list[Fault]:
+    """The first id that the model has no row for."""
+    bad_NS = (ids_NS < 0) | (ids_NS >= vocab_size)
+    if ignored is not None:
+        bad_NS &= ids_NS != ignored
+    if not bad_NS.any():
+        return []
+    row, place = bad_NS.nonzero()[0].tolist()
+    found = int(ids_NS[row, place])
+    problem = f"{key} has the token id {found} in row {row} at {place}, and the model has {vocab_size} ids"
+    either = "" if ignored is None else f"{ignored}, or "
+    hint = f"model.vocab_size: {found + 1} or more" if found > 0 else "give padding any id, and attention_mask 0"
+    return [Fault(path, problem, f"{either}0 to {vocab_size - 1}", hint)]
 
 
 def _fit(rows_NS: torch.Tensor, seq_len: int, fill: int) -> torch.Tensor:
