@@ -10,7 +10,7 @@ import pytest
 import test_every_key
 import torch
 import yaml
-from tiny_run import build, write_yaml
+from tiny_run import build, train, write_yaml
 
 from hp_config import ConfigManager
 from hp_protocols import get_spec
@@ -78,6 +78,53 @@ def test_a_key_is_taken_over_or_listed_and_never_dropped(case: Any) -> None:
         except ConfigError as error:
             texts.append(str(error))
     assert texts[0] != texts[1] or "preset_pt: prepared tensors have no dataloader there" in texts[0]
+
+
+def place(**checkpoint: Any) -> tuple[Any, ...]:
+    """Folder, step and source of the migrated file."""
+    text = migrate(parse_args(argv=[write_yaml(train__checkpoint={"save_hf_weights": False, **checkpoint})])).text
+    found = yaml.safe_load(text)["trainer"]
+    options = found["checkpoint"]
+    assert options.get("initial_load_model_only", True) is (options.get("initial_load_path") is None)
+    assert ("load_step is taken each time" in text) == ("load_step" in options)
+    return found["dump_folder"], options.get("load_step", -1), options.get("initial_load_path")
+
+
+def test_the_migrated_file_goes_on_where_the_older_trainer_would() -> None:
+    text = {"data__type": "json_file", "data__train_path": "text.jsonl"}
+    lines = (f'{{"text": "the number {n} comes before the number {n + 1}"}}\n' for n in range(60))
+    Path("text.jsonl").write_text("".join(lines))
+    own = {"save_hf_weights": False, "save_steps": 2}
+    train(**text, train__max_steps=4, train__checkpoint=own)
+    older = records("outputs/metrics.jsonl")
+
+    assert place() == ("outputs-2", -1, None)
+    assert place(output_dir="free") == ("free", -1, None)
+    assert place(load_path="outputs") == ("outputs", -1, None)
+    assert place(load_path="outputs/checkpoint/step-2") == ("outputs", 2, None)
+    assert place(output_dir="free", load_path="outputs") == ("free", -1, "outputs/checkpoint/step-4")
+    # What is on another machine is taken as it is written.
+    assert place(output_dir="far", load_path="far/checkpoint/step-7") == ("far", 7, None)
+    assert place(output_dir="far", load_path="far") == ("far", -1, "far")
+
+    options = {**text, "train__max_steps": 4, "train__checkpoint": {**own, "load_path": "outputs/checkpoint/step-2"}}
+    Path("new.yaml").write_text(migrate(parse_args(argv=[write_yaml(**options)])).text)
+    newer = ConfigManager().parse_args(["new.yaml"], world_size=1).build()
+    assert newer.first_step == 2
+    newer.train()
+    newer.close()
+    assert records("outputs/metrics.jsonl") == older
+
+
+def test_a_migrated_run_of_random_tokens_goes_on_with_tokens_from_the_start() -> None:
+    train(train__max_steps=2, train__checkpoint={"save_hf_weights": False, "save_steps": 2})
+    file = write_yaml(train__max_steps=4, train__checkpoint={"save_hf_weights": False, "load_path": "outputs"})
+    text = migrate(parse_args(argv=[file])).text
+    assert "Random tokens are drawn from the first one again" in text
+    Path("new.yaml").write_text(text)
+    newer = ConfigManager().parse_args(["new.yaml"], world_size=1).build()
+    assert (newer.first_step, newer.train().step) == (2, 4)
+    newer.close()
 
 
 def test_what_has_no_counterpart_is_listed_in_the_file_and_on_standard_error(

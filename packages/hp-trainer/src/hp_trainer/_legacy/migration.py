@@ -22,7 +22,7 @@ from hp_protocols import get_spec
 from hp_protocols.errors import ConfigError, Fault
 from hp_trainer._legacy import data
 from hp_trainer._legacy.llm_trainer import LARGEST_OWN_VOCABULARY, build_bare_model
-from hp_trainer._legacy.run_place import checkpoint_at
+from hp_trainer._legacy.run_place import STEP, RunPlace, choose_place
 from hp_trainer._legacy.sections import make_sections
 from hp_trainer.hyper_trainer import HyperTrainer
 from hp_trainer.recipes.qwen3_5_v2 import qwen3_5_v2_debugmodel
@@ -76,6 +76,20 @@ _OWN_START = """\
 """
 
 
+_SAME_FOLDER = """\
+# Trained again, this file goes on with the run in dump_folder, where the older trainer began another one beside it:
+# name another --dump_folder for another run.
+"""
+
+_SAME_STEP = """\
+# checkpoint.load_step is taken each time: without it a run goes on from its newest checkpoint.
+"""
+
+_TOKENS_BEGIN_ANEW = """\
+# Random tokens are drawn from the first one again: HyperTrainer does not know where the older trainer was in its own.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Migration:
     """`text` begins with `hp_config: 1`; `left_out` is one line per key without a counterpart."""
@@ -96,7 +110,8 @@ def migrate(args: HyperTrainerConfig) -> Migration:
         hint = "hp train FILE.yaml trains it the older way, or write a dataloader for it"
         raise ConfigError(Fault("data.type", "preset_pt: prepared tensors have no dataloader there", hint=hint))
     recipe = qwen3_5_v2_debugmodel()
-    changes = _changes(recipe.to_dict(), _config(args, copy.deepcopy(recipe)).to_dict())
+    config = _config(args, copy.deepcopy(recipe))
+    changes = _changes(recipe.to_dict(), config.to_dict())
     changes.pop("recipe", None)
     reasons = _REASONS | (_REASONS_FOR_RANDOM_TOKENS if args.data.type == "dummy" else {})
     left_out = tuple(
@@ -104,12 +119,26 @@ def migrate(args: HyperTrainerConfig) -> Migration:
     )
     head = {"hp_config": 1, "module": RECIPE[0], "config": RECIPE[1], "trainer": changes}
     text = yaml.safe_dump(head, sort_keys=False, allow_unicode=True, width=110)
-    if args.model.weights_path is None and args.train.checkpoint.load_path is None:
-        text += _OWN_START
+    text += _notes(args, config)
     if left_out:
         lines = "".join(f"#   {line}\n" for line in left_out)
         text += f"# Keys of the older file that have no counterpart:\n{lines}"
     return Migration(text, left_out)
+
+
+def _notes(args: HyperTrainerConfig, config: HyperTrainer.Config) -> str:
+    """What is the same in both files and yet not meant alike by both trainers."""
+    goes_on = args.train.checkpoint.load_path is not None
+    return "".join(
+        note
+        for note, applies in (
+            (_OWN_START, not goes_on and args.model.weights_path is None),
+            (_SAME_FOLDER, not goes_on),
+            (_SAME_STEP, config.checkpoint.load_step != -1),
+            (_TOKENS_BEGIN_ANEW, bool(config.checkpoint.exclude_from_loading)),
+        )
+        if applies
+    )
 
 
 def _config(args: HyperTrainerConfig, config: HyperTrainer.Config) -> HyperTrainer.Config:
@@ -122,15 +151,19 @@ def _config(args: HyperTrainerConfig, config: HyperTrainer.Config) -> HyperTrain
         model: Any = build_bare_model(get_spec(args.model.name), args.model)
     config.model_spec = get_spec(COUNTERPART[args.model.name])
     config.model_spec.model = _model_config(model.config)
-    config.dump_folder = checkpoint.output_dir
+    place = _place(checkpoint)
+    config.dump_folder = place.folder
     for name in ("optimizer", "lr_scheduler", "loss", "training", "parallelism", "activation_checkpoint", "debug"):
         setattr(config, name, getattr(sections, name))
     config.profiler = sections.profiler.replace(save_traces_folder=config.profiler.save_traces_folder)
+    weights = args.model.weights_path if checkpoint.load_path is None else None
     config.checkpoint = sections.checkpoint.replace(
         last_save_in_hf=checkpoint.save_hf_weights,
-        initial_load_path=_checkpoint(checkpoint.load_path) or args.model.weights_path,
-        initial_load_in_hf=checkpoint.load_path is None and args.model.weights_path is not None,
-        initial_load_model_only=checkpoint.load_path is None,
+        load_step=place.load_step,
+        exclude_from_loading=("dataloader",) if checkpoint.load_path and args.data.type == "dummy" else (),
+        initial_load_path=place.initial_load_path or weights,
+        initial_load_in_hf=weights is not None,
+        initial_load_model_only=place.initial_load_path is None,
     )
     report = train.logging.report_to
     config.metrics = sections.metrics.replace(
@@ -150,9 +183,16 @@ def _config(args: HyperTrainerConfig, config: HyperTrainer.Config) -> HyperTrain
     return config
 
 
-def _checkpoint(path: str | None) -> str | None:
-    """One checkpoint; a run's folder means its newest, if it is on this machine."""
-    return path if path is None or not Path(path).exists() else str(checkpoint_at(Path(path)))
+def _place(checkpoint: Any) -> RunPlace:
+    """Where the older trainer would write, and what it would go on from, as far as this machine has the folders."""
+    path, output = checkpoint.load_path, Path(checkpoint.output_dir)
+    if path is None or Path(path).exists():
+        return choose_place(checkpoint)
+    step = STEP.fullmatch(Path(path).name)
+    if step and Path(path).parent.parent == output:
+        return RunPlace(checkpoint.output_dir, load_step=int(step[1]))
+    # Read where the run is started, which is refused if nothing is there.
+    return RunPlace(checkpoint.output_dir, initial_load_path=path)
 
 
 def _dataloader(args: HyperTrainerConfig, vocab_size: int, path: str, *, training: bool) -> BaseDataLoader.Config:

@@ -16,7 +16,7 @@ from hp_components.checkpoint.lock import FolderInUse
 from hp_protocols.errors import ConfigError, Fault
 from hp_trainer.run_folder import RESOLVED, RunFolder
 
-__all__ = ["RunPlace", "checkpoint_at", "choose_place", "hold_place"]
+__all__ = ["STEP", "RunPlace", "checkpoint_at", "choose_place", "hold_place"]
 
 STEP = re.compile(r"step-(\d+)")
 
