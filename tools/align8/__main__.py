@@ -1,6 +1,7 @@
 """The command: `python -m align8 [--layouts …] [--rows …] [--steps N] [--out FOLDER]`.
 
-In: options. Out: the table on standard output, two files, exit code 1 if a cell differs or is missing.
+In: options; what the chosen cells are compared with is run, too. Out: the table on standard output, two files, exit
+code 1 if a cell differs or is missing.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ def main(words: Sequence[str] | None = None) -> int:
     if not runs:
         print("align8: these rows stand on none of these layouts", file=sys.stderr)
         return 2
+    # Now, not after some minutes, it turns out whether there can be a report.
+    arguments.out.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         if arguments.keep is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="align8-")))
         else:
             folder = arguments.keep.absolute()
         findings = measure(runs, refused, folder, processes=PROCESSES)
-    write(findings, arguments.out)
+        write(findings, arguments.out)
     print(to_markdown(findings))
     print(f"{summary(findings)}; written to {arguments.out}")
     return 0 if findings.all_ok else 1

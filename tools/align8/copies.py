@@ -26,6 +26,8 @@ def digests(trainer: HyperTrainer | LLMTrainer) -> dict[str, str]:
         # Graph Mode's parameters are plain shards.
         value = distributed_view(parameter) if graph else parameter
         found[f"{name}{part_of(value)}"] = digest(value.to_local() if isinstance(value, DTensor) else value)
+    if not found:
+        raise RuntimeError("the model has no parameter, so no copies could be compared")
     return found
 
 
@@ -44,10 +46,13 @@ def digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
 
 
-def differing_copies(per_rank: Iterable[Mapping[str, str]]) -> list[str]:
-    """The parts of which two ranks have different bits."""
-    seen: dict[str, set[str]] = {}
+def differing_copies(per_rank: Iterable[Mapping[str, str]], replicas: int = 1) -> list[str]:
+    """The parts of which two ranks have different bits, or which fewer ranks have than there are replicas."""
+    seen: dict[str, list[str]] = {}
     for parts in per_rank:
         for name, value in parts.items():
-            seen.setdefault(name, set()).add(value)
-    return [name for name, values in seen.items() if len(values) > 1]
+            seen.setdefault(name, []).append(value)
+    if not seen:
+        return ["no rank has any part"]
+    few = [f"{name} is on {len(values)} ranks only" for name, values in seen.items() if len(values) < replicas]
+    return [name for name, values in seen.items() if len(set(values)) > 1] + few

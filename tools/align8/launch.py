@@ -2,6 +2,7 @@
 
 In: `Run`s and a folder. Out: below the folder, one folder per run with what its trainer leaves, what it printed, and
 one `outcome-N.json` per process that took part. A run that raises, dies or hangs ends there; the next one begins.
+The outcome of a process is what it reported, unless it ended badly after that.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ import yaml
 
 from align8.configs import hyper_config, legacy_content
 from align8.copies import digests
+from align8.evidence import evidence_of
 from align8.matrix import Run
 from hp_protocols.platform import get_platform
 from hp_protocols.testing import WorldError, run_world
 from hp_trainer import HyperTrainer, LLMTrainer, parse_args
 
-__all__ = ["MATERIAL", "NO_REPORT", "RUN_FOLDER", "carry_out", "outcomes"]
+__all__ = ["MATERIAL", "NO_REPORT", "RUN_FOLDER", "attempt", "carry_out", "outcomes"]
 
 MATERIAL = "material"
 RUN_FOLDER = "run"
@@ -79,13 +81,15 @@ def _work(rank: int, world_size: int, alone: list[Run], together: list[tuple[Run
     for name in LATE_IMPORTS:
         importlib.import_module(name)
     for run in alone[rank::world_size]:
-        _attempt(run, folder, rank, dict.fromkeys(LAUNCHER))
+        attempt(run, folder, rank, dict.fromkeys(LAUNCHER))
     for run, port in together:
-        _attempt(run, folder, rank, {"MASTER_PORT": str(port)})
+        attempt(run, folder, rank, {"MASTER_PORT": str(port)})
 
 
-def _attempt(run: Run, folder: Path, rank: int, variables: dict[str, str | None]) -> None:
-    """Carry a run out in a fork of this process.
+def attempt(
+    run: Run, folder: Path, rank: int, variables: dict[str, str | None], *, seconds: float = RUN_SECONDS
+) -> None:
+    """Carry a run out in a fork of this process, and write down how it ended when it has ended.
 
     torch keeps what it has worked out for a mesh beyond the end of its process groups, and takes it for any equal mesh
     that comes later, whose groups may have other names. And a rank that hangs or dies takes no other run with it.
@@ -94,16 +98,19 @@ def _attempt(run: Run, folder: Path, rank: int, variables: dict[str, str | None]
     home.mkdir(parents=True, exist_ok=True)
     process = multiprocessing.get_context("fork").Process(target=_carry_out, args=(run, folder, rank, variables))
     process.start()
-    process.join(RUN_SECONDS)
+    process.join(seconds)
     code = process.exitcode
     if code is None:
         process.kill()
         process.join()
-    if not _outcome_file(home, rank).exists():
-        fault = (
-            f"{NO_REPORT}: still running after {RUN_SECONDS:g} s" if code is None else f"{NO_REPORT}: exit code {code}"
-        )
-        _report(home, rank, {"rank": rank, "seconds": 0.0, "fault": fault, "copies": {}})
+    report = home / f"report-{rank}.json"
+    how = f"still running after {seconds:g} s" if code is None else f"exit code {code}"
+    if not report.exists():
+        _write(report, _outcome(rank, fault=f"{NO_REPORT}: {how}"))
+    elif code != 0:
+        said = json.loads(report.read_text(encoding="utf-8"))
+        _write(report, {**said, "fault": said["fault"] or f"{how}, after its report"})
+    report.rename(home / f"outcome-{rank}.json")
 
 
 def _carry_out(run: Run, folder: Path, rank: int, variables: dict[str, str | None]) -> None:
@@ -114,30 +121,35 @@ def _carry_out(run: Run, folder: Path, rank: int, variables: dict[str, str | Non
             os.environ[name] = value
     logging.disable(logging.INFO)
     home = folder / run.name
-    fault, copies, started = None, dict[str, str](), time.perf_counter()
+    outcome, started = _outcome(rank), time.perf_counter()
     with (home / f"output-{rank}.txt").open("w", encoding="utf-8") as output:
         sys.stdout = sys.stderr = output
         try:
-            copies = _train(run, folder / MATERIAL, home)
-        except Exception as error:  # whatever it is, it is this cell's result
+            outcome |= train(run, folder / MATERIAL, home)
+        except BaseException as error:  # whatever it is, it is this cell's result; some of torch's are no Exception
             traceback.print_exc()
-            fault = f"{type(error).__name__}: {error}"
-    _report(home, rank, {"rank": rank, "seconds": time.perf_counter() - started, "fault": fault, "copies": copies})
+            outcome["fault"] = f"{type(error).__name__}: {error}"
+    outcome["seconds"] = time.perf_counter() - started
+    _write(home / f"report-{rank}.json", outcome)
 
 
-def _report(home: Path, rank: int, outcome: dict[str, Any]) -> None:
-    target = _outcome_file(home, rank)
+def _outcome(rank: int, fault: str | None = None) -> dict[str, Any]:
+    return {"rank": rank, "seconds": 0.0, "fault": fault, "copies": {}, "evidence": {}}
+
+
+def _write(target: Path, outcome: dict[str, Any]) -> None:
+    """As a whole: a process that is ended while it writes has written nothing."""
     partial = target.with_suffix(".partial")
     partial.write_text(json.dumps(outcome) + "\n", encoding="utf-8")
     partial.rename(target)
 
 
-def _outcome_file(home: Path, rank: int) -> Path:
-    return home / f"outcome-{rank}.json"
+def train(run: Run, material: Path, home: Path) -> dict[str, Any]:
+    """As a user does: build the trainer from its configuration, train, let go.
 
-
-def _train(run: Run, material: Path, home: Path) -> dict[str, str]:
-    """As a user does: build the trainer from its configuration, train, let go. Returns digests of the weights."""
+    Returns:
+        `copies`, digests of the weights, and `evidence` of what the trainer did.
+    """
     trainer: HyperTrainer | LLMTrainer
     if run.path == "legacy":
         file = home / f"legacy-{os.getpid()}.yaml"
@@ -147,6 +159,6 @@ def _train(run: Run, material: Path, home: Path) -> dict[str, str]:
         trainer = hyper_config(run, material, home / RUN_FOLDER).build()
     try:
         trainer.train()
-        return digests(trainer)
+        return {"copies": digests(trainer), "evidence": evidence_of(trainer)}
     finally:
         trainer.close()

@@ -18,10 +18,11 @@ from hp_components import CorpusTokenizer
 from hp_components.data import open_corpus
 from hp_models.qwen3_5_v2 import Qwen3_5StateDictAdapter, qwen3_5_config
 
-__all__ = ["CORPUS", "INITIAL", "make_material"]
+__all__ = ["CORPUS", "INITIAL", "LAYER_TYPES", "make_material"]
 
 INITIAL, CORPUS = "initial", "text.jsonl"
 VOCABULARY = 384
+LAYER_TYPES = ("linear_attention", "full_attention")
 
 
 def make_material(folder: Path) -> None:
@@ -57,7 +58,7 @@ def save_initial_state(folder: Path) -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
-        layer_types=("linear_attention", "full_attention"),
+        layer_types=LAYER_TYPES,
         rope_theta=10_000.0,
         mrope_section=(2, 1, 1),
         linear_num_key_heads=2,

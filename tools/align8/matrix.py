@@ -9,11 +9,26 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-__all__ = ["LAYOUTS", "MODEL", "PATHS", "PLAIN", "ROWS", "Layout", "NotApplicable", "Row", "Run", "Settings", "plan"]
+__all__ = [
+    "LAYOUTS",
+    "MODEL",
+    "PATHS",
+    "PLAIN",
+    "REFERENCE_LAYOUT",
+    "ROWS",
+    "Layout",
+    "NotApplicable",
+    "Row",
+    "Run",
+    "Settings",
+    "plan",
+]
 
 MODEL = "qwen3_5"
 PATHS = ("legacy", "eager", "graph")
 """`LLMTrainer`, `HyperTrainer`, and `HyperTrainer` with `--compile.mode graph`; the first that ran is compared with."""
+REFERENCE_LAYOUT = "1"
+"""What the other layouts are compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +150,35 @@ class NotApplicable:
 def plan(
     layouts: Iterable[Layout], rows: Iterable[Row], *, steps: int | None = None
 ) -> tuple[list[Run], list[NotApplicable]]:
-    """Every run of these rows on these layouts; a row stands on the layouts that it names."""
+    """Every run of these rows on these layouts, and of the cells that they are compared with.
+
+    A row stands on the layouts that it names.
+    """
     runs, refused = list[Run](), list[NotApplicable]()
-    chosen = list(layouts)
-    for row in rows:
+    for row, layout in with_references(list(layouts), list(rows)):
         settings = row.settings if steps is None else replace(row.settings, steps=steps)
-        for layout in chosen:
-            if layout.name not in row.layouts:
-                continue
-            for path in PATHS:
-                if path == "legacy" and layout.sequence_parallel:
-                    reason = "the older YAML has no key for sequence parallelism"
-                    refused.append(NotApplicable(MODEL, row.name, layout.name, path, reason))
-                else:
-                    runs.append(Run(row, layout, path, settings))
+        for path in PATHS:
+            if path == "legacy" and layout.sequence_parallel:
+                reason = "the older YAML has no key for sequence parallelism"
+                refused.append(NotApplicable(MODEL, row.name, layout.name, path, reason))
+            else:
+                runs.append(Run(row, layout, path, settings))
     return runs, refused
+
+
+def with_references(layouts: list[Layout], rows: list[Row]) -> list[tuple[Row, Layout]]:
+    """The chosen cells, the plain row on their layouts, and layout 1 for every row that is compared across layouts."""
+    chosen = {(row.name, layout.name) for row in rows for layout in layouts if layout.name in row.layouts}
+    if PLAIN.name not in {row.name for row in rows}:
+        rows = [PLAIN, *rows]
+    if REFERENCE_LAYOUT not in {layout.name for layout in layouts}:
+        layouts = [LAYOUTS[REFERENCE_LAYOUT], *layouts]
+    wanted = chosen | {(PLAIN.name, layout) for _, layout in chosen}
+    across = {row.name for row in rows if row.across_layouts}
+    wanted |= {(row, REFERENCE_LAYOUT) for row, _ in wanted if row in across}
+    return [
+        (row, layout)
+        for row in rows
+        for layout in layouts
+        if (row.name, layout.name) in wanted and layout.name in row.layouts
+    ]

@@ -19,8 +19,8 @@ from align8.verdict import Findings, judge
 
 __all__ = ["measure"]
 
-SECONDS = 1200.0
-"""The launch is ended after this; runs that are not through are missing."""
+SECONDS = 3600.0
+"""The launch is ended after this; runs that are not through are missing. Far more than a slow machine needs."""
 
 
 def measure(runs: Sequence[Run], refused: Sequence[NotApplicable], folder: Path, *, processes: int) -> Findings:
@@ -32,6 +32,8 @@ def measure(runs: Sequence[Run], refused: Sequence[NotApplicable], folder: Path,
     teller.start()
     try:
         stopped = carry_out(runs, folder, processes=processes, seconds=SECONDS)
+    except Exception as error:  # what is through by now is judged and reported all the same
+        stopped = f"{type(error).__name__}: {error}"
     finally:
         done.set()
         teller.join()

@@ -17,6 +17,8 @@ from align8.verdict import Across, Cell, Findings
 
 __all__ = ["summary", "to_markdown", "write"]
 
+ALONE = "ran"
+
 
 def write(findings: Findings, folder: Path) -> None:
     """Both files."""
@@ -55,6 +57,8 @@ def summary(findings: Findings) -> str:
     """How many cells are what."""
     counts = {status: sum(cell.status == status for cell in findings.cells) for status in ("ok", "differs", "missing")}
     numbers = ", ".join(f"{number} {status}" for status, number in counts.items())
+    if alone := sum(is_alone(cell) for cell in findings.cells):
+        numbers = numbers.replace(" ok", f" ok ({alone} of them compared with no other run)", 1)
     refused = len(findings.not_applicable)
     return (
         f"{len(findings.cells)} cells of {findings.steps} steps: {numbers}; {refused} not applicable; "
@@ -77,7 +81,14 @@ def mark(cell: Cell) -> str:
     if cell.status == "differs":
         size = "" if cell.largest_difference == math.inf else f": {cell.largest_difference:.1e}"
         return f"✗ step {cell.first_differing_step}{size}"
+    if is_alone(cell):
+        return ALONE
     return "✓" if cell.status == "ok" else "missing"
+
+
+def is_alone(cell: Cell) -> bool:
+    """Through and without a fault of its own, but held against no other run."""
+    return cell.status == "ok" and not cell.compared_with
 
 
 def cell_notes(findings: Findings) -> list[str]:
@@ -90,6 +101,8 @@ def cell_notes(findings: Findings) -> list[str]:
         for cell in findings.cells
         if cell.status != "ok"
     ]
+    if any(map(is_alone, findings.cells)):
+        notes.append(f"- {ALONE}: went through, and is compared with no other run; those of its line are with it")
     by_design = {(entry.layout, entry.path, entry.reason) for entry in findings.not_applicable}
     return notes + [f"- {layout}, {path}: not applicable (–): {reason}" for layout, path, reason in sorted(by_design)]
 

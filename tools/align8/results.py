@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 __all__ = ["Difference", "Distance", "Result", "difference", "distance", "read_result"]
 
 NUMBERS = ("loss", "grad_norm", "lr", "tokens")
-WEIGHTS = "model."
+WEIGHTS, OPTIMIZER = "model.", "optimizer."
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +59,30 @@ def read_result(run_folder: Path) -> Result:
     """Read metrics.jsonl and the newest checkpoint, with torch's own reader.
 
     Raises:
-        ValueError: a step is missing, or was left out by the trainer.
+        ValueError: a step or a number is missing, or was left out by the trainer; a checkpoint without tensors.
     """
     lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     if events := [line for line in lines if "event" in line]:
         raise ValueError(f"metrics.jsonl tells of {events}")
     if [line["step"] for line in lines] != list(range(1, len(lines) + 1)):
         raise ValueError("metrics.jsonl does not hold every step once")
+    for line in lines:
+        if wrong := [f"{name} {line[name]!r}" for name in NUMBERS if not isinstance(line[name], int | float)]:
+            raise ValueError(f"metrics.jsonl, step {line['step']}: {', '.join(wrong)} is no number")
     checkpoint = run_folder / "checkpoint" / f"step-{len(lines)}"
     return Result([{name: line[name] for name in NUMBERS} for line in lines], read_tensors(checkpoint))
 
 
 def read_tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of model and optimizer."""
+    """Every tensor of model and optimizer; both have some."""
     stored = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
     tensors = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in stored.items()
-        if isinstance(entry, TensorStorageMetadata) and name.startswith((WEIGHTS, "optimizer."))
+        if isinstance(entry, TensorStorageMetadata) and name.startswith((WEIGHTS, OPTIMIZER))
     }
+    if empty := [kind for kind in (WEIGHTS, OPTIMIZER) if not any(name.startswith(kind) for name in tensors)]:
+        raise ValueError(f"{checkpoint.name} has no tensor of {' and '.join(f'{kind}*' for kind in empty)}")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(tensors, storage_reader=FileSystemReader(checkpoint), no_dist=True)
@@ -97,9 +102,9 @@ def difference(result: Result, reference: Result) -> Difference | None:
         if mine[name] != theirs[name]
     ]
     differing += [
-        (len(result.steps), name, tensor_distance(tensor, reference.tensors[name]))
+        (len(result.steps), f"{name}{unlike(tensor, other)}", tensor_distance(tensor, other))
         for name, tensor in result.tensors.items()
-        if not torch.equal(tensor, reference.tensors[name])
+        if unlike(tensor, other := reference.tensors[name]) or not torch.equal(tensor, other)
     ]
     if not differing:
         return None
@@ -109,18 +114,28 @@ def difference(result: Result, reference: Result) -> Difference | None:
 
 
 def distance(result: Result, reference: Result) -> Distance:
-    """The sizes of the differences between two layouts."""
+    """The sizes of the differences between two layouts; infinity where there is nothing to subtract."""
+    weights = [name for name in reference.tensors if name.startswith(WEIGHTS)]
+    if len(result.steps) != len(reference.steps) or not result.tensors.keys() >= set(weights):
+        return Distance(math.inf, math.inf, math.inf)
 
     def worst(name: str) -> float:
         pairs = zip(result.steps, reference.steps, strict=True)
         return max(relative(mine[name], theirs[name]) for mine, theirs in pairs)
 
-    weights = (name for name in reference.tensors if name.startswith(WEIGHTS))
     return Distance(
         worst("loss"),
         worst("grad_norm"),
         max(tensor_distance(result.tensors[name], reference.tensors[name]) for name in weights),
     )
+
+
+def unlike(tensor: torch.Tensor, reference: torch.Tensor) -> str:
+    """What makes two tensors incomparable, as a remark behind their name; empty where they can be compared."""
+    if tensor.shape == reference.shape and tensor.dtype == reference.dtype:
+        return ""
+    mine, theirs = (f"{value.dtype} {list(value.shape)}" for value in (tensor, reference))
+    return f" ({mine}, not {theirs})"
 
 
 def relative(value: float, reference: float) -> float:
@@ -129,7 +144,7 @@ def relative(value: float, reference: float) -> float:
 
 def tensor_distance(tensor: torch.Tensor, reference: torch.Tensor) -> float:
     """‖tensor − reference‖₂ / ‖reference‖₂, or infinity where that is no number."""
-    if tensor.shape != reference.shape or tensor.dtype != reference.dtype:
+    if unlike(tensor, reference):
         return math.inf
     norm = reference.double().norm().item()
     gap = (tensor.double() - reference.double()).norm().item()
