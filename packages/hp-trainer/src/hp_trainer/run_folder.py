@@ -23,7 +23,8 @@ def default_run_folder(recipe: str) -> Path:
 
     `recipe` is a config's `<module>.<recipe>`; "" (a config made by hand) gives outputs/run/<date-time>.
     """
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    # To the microsecond: the folder is made much later, so that a run which starts in the same second cannot see it.
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S-%f")
     folder = Path("outputs") / (recipe.rpartition(".")[2] or "run") / stamp
     number = 2
     while folder.exists():
