@@ -80,16 +80,17 @@ class Environment:
             self.platform.all_reduce(tensor)
         return tensor
 
-    def limit_waiting(self, comm: CommConfig, leave: Any = None) -> None:
+    def limit_waiting(self, comm: CommConfig, leave: Any = None, name: str = "comm.train_timeout_seconds") -> None:
         """The first step is done: a collective may take `comm.train_timeout_seconds` from now on. Collective.
 
         Args:
             leave: a process group that keeps its own limit.
+            name: how a message calls the limit.
         """
         seconds = comm.train_timeout_seconds
         set_collective_timeout(timedelta(seconds=seconds), leave=leave)
         if self.watch is not None:
-            self.watch.limit_seconds, self.watch.limit_name = seconds, "comm.train_timeout_seconds"
+            self.watch.limit_seconds, self.watch.limit_name = seconds, name
 
     def agree(self, work: Callable[[], T]) -> T:
         """Run `work` on every rank; if it found faults on any rank, all ranks raise all of them.

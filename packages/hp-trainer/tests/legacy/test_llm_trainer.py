@@ -278,14 +278,19 @@ def test_faults_are_in_the_words_of_the_older_file_also_when_training_begins() -
         assert (said.where, said.hint) == (older, f"use it ({older}); --{older}=x")
 
 
-def _built_from_own_files(rank: int, world_size: int) -> list[str]:
+def test_a_column_of_conversations_that_is_not_there_is_looked_for_under_its_own_key() -> None:
+    from datasets import Dataset
+
+    Dataset.from_list([{"message": [{"role": "user", "content": "hi"}]}]).save_to_disk("saved")
+    with pytest.raises(ConfigError, match=r"no column 'messages'.*\n.*--data\.messages_key message$"):
+        build(data__type="hf_datasets", data__train_path="saved", data__template="default")
+
+
+def _built_from_own_files(rank: int, world_size: int, folder: str) -> str:
     os.chdir(f"machine-{rank}")
-    said = []
-    for folder in ("other_values", "missing"):
-        with pytest.raises(ConfigError) as caught:
-            build(model__weights_path=folder)
-        said.append(str(caught.value))
-    return said
+    with pytest.raises(ConfigError) as caught:
+        build(model__weights_path=folder)
+    return str(caught.value)
 
 
 def test_machines_with_different_files_of_the_model_are_told_on_all_ranks() -> None:
@@ -297,11 +302,13 @@ def test_machines_with_different_files_of_the_model_are_told_on_all_ranks() -> N
             Path(f"machine-{rank}", folder).mkdir(parents=True)
             Path(f"machine-{rank}", folder, "config.json").write_text(json.dumps(config))
     helpers = {"PYTHONPATH": str(Path(__file__).parent)}
-    first, second = run_world(_built_from_own_files, 2, init_process_group=False, env=helpers)
-    assert first == second
-    assert "model: is not the same on every rank" in first[0]
-    assert "rope_theta=20000.0" in first[0]
-    assert first[1].startswith("rank 1: model.weights_path: there is no")
+    for folder, said in (
+        ("other_values", ("model: is not the same on every rank", "rope_theta=20000.0")),
+        ("missing", ("rank 1: model.weights_path: there is no",)),
+    ):
+        first, second = run_world(_built_from_own_files, 2, folder, init_process_group=False, env=helpers)
+        assert first == second
+        assert all(words in first for words in said)
 
 
 def test_a_callback_added_later_is_called_and_one_that_fails_ends_the_run() -> None:

@@ -40,6 +40,8 @@ def _whole(model: torch.nn.Module) -> list[torch.Tensor]:
 def _trained(rank: int, world_size: int) -> tuple[list[tuple[float, float]], list[torch.Tensor]]:
     trainer = build(**OPTIONS)
     trainer.train()
+    assert trainer.environment.watch is not None
+    assert "no key of the older file" in trainer.environment.watch.limit_name
     found = _whole(trainer.model)
     trainer.close()
     lines = [json.loads(line) for line in Path("outputs/metrics.jsonl").read_text().splitlines()]

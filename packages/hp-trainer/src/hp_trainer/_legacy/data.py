@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,12 @@ class _Chat(ChatDataLoader):
                 corpus = ChatDataLoader.Config.open_corpus(self)
                 corpus.corpus = _first(corpus.corpus, self.train_size)
                 return corpus
-            records = _first(self.hub.open_corpus(), self.train_size)
+            try:
+                records = _first(self.hub.open_corpus(), self.train_size)
+            except ConfigError as error:
+                # The column is called the text's there.
+                hints = ((fault, (fault.hint or "").replace("text_key", "messages_key")) for fault in error.faults)
+                raise ConfigError(replace(fault, hint=hint or None) for fault, hint in hints) from error
             return ConversationCorpus(records, ConversationFields("messages", self.messages_key))
 
 

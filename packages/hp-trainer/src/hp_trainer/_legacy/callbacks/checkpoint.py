@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckpointCallback", "SafetensorsExportCallback"]
 
+NO_KEY = "which no key of the older file changes (hp migrate)"
+
 
 class CheckpointCallback(Callback):
     """Loads before training; saves every `save_steps` and at the end, whatever ended the run."""
@@ -65,7 +67,9 @@ class CheckpointCallback(Callback):
         step = trainer.state.step
         if step == self.first_step + 1:
             # Lazy start-up is over; a rank that is late from here on is late for another reason.
-            trainer.environment.limit_waiting(trainer.sections.comm, leave=self.manager.process_group)
+            trainer.environment.limit_waiting(
+                trainer.sections.comm, leave=self.manager.process_group, name=f"comm.train_timeout_seconds, {NO_KEY}"
+            )
         self.manager.poll()
         activity.now("saving a checkpoint")
         if step < trainer.total_steps and self.manager.should_save(step) and self.manager.save(step):
