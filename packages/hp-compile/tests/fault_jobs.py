@@ -17,7 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from hp_compile import FSDPModuleConfig, GraphPass, GraphTrainer, PassConfig, PassPlan
 
-SECONDS = 10
+# Later than this is a hang; a world ends one, too.
+SECONDS = 60
 
 
 class Stumbling(GraphPass):

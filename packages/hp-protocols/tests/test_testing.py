@@ -55,6 +55,7 @@ def test_results_come_back_by_rank_from_single_threaded_processes_of_one_server(
 
 
 def fail_on_one(rank, world_size):
+    dist.barrier()  # both are connected, so each hears when the other is gone
     if rank == 1:
         raise KeyError("only here")
     dist.barrier()
@@ -79,8 +80,8 @@ def fail_while_the_other_sleeps(rank, world_size):
 def test_a_rank_that_outlives_a_failed_one_is_shown_where_it_stands_and_ended():
     start = time.monotonic()
     with pytest.raises(WorldError, match="only here") as caught:
-        run_world(fail_while_the_other_sleeps, 2, timeout=100)
-    assert time.monotonic() - start < 50
+        run_world(fail_while_the_other_sleeps, 2, timeout=200)
+    assert time.monotonic() - start < 150
     assert "rank 0: still running" in str(caught.value)
     assert "in fail_while_the_other_sleeps" in str(caught.value)
 
@@ -96,26 +97,31 @@ def hang(rank, world_size, folder):
 
 def is_running(pid):
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        with open(f"/proc/{pid}/stat") as stat:
+            # A zombie of an ended process waits for whoever takes orphans.
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
         return False
-    # A zombie of an ended process waits for whoever takes orphans.
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks into /proc")
 def test_a_hang_shows_every_ranks_stack_and_leaves_no_process_behind(tmp_path):
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
     try:
-        with pytest.raises(WorldTimeout, match=r"of 2 ranks, \[0, 1\] were still running after 8 s") as caught:
-            run_world(hang, 2, tmp_path, timeout=8)
+        for timeout in (8, 40):  # eight seconds are enough to get there, but not on every busy machine
+            folder = tmp_path / str(timeout)
+            folder.mkdir()
+            told = rf"of 2 ranks, \[0, 1\] were still running after {timeout} s"
+            with pytest.raises(WorldTimeout, match=told) as caught:
+                run_world(hang, 2, folder, timeout=timeout)
+            if len(list(folder.iterdir())) == 4:
+                break
         text = str(caught.value)
         for rank, line in ((0, "barrier"), (1, "in hang")):
             assert any(line in entry for entry in text.splitlines() if entry.startswith(f"[rank {rank}]")), text
-        pids = [int(path.read_text()) for path in tmp_path.iterdir()]
+        pids = [int(path.read_text()) for path in folder.iterdir()]
         assert len(pids) == 4
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not any(is_running(pid) for pid in pids)

@@ -11,6 +11,12 @@ from pathlib import Path
 import pytest
 
 
+@pytest.fixture(autouse=True)
+def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person's own cache may be full or not writable, which is no fault of the doctor's."""
+    monkeypatch.setenv("HP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+
+
 def hp_doctor(*arguments: str, path: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **variables}
     if path is not None:

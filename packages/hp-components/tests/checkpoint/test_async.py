@@ -5,6 +5,7 @@ import copy
 import errno
 import logging
 import os
+import re
 import threading
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 from hp_components import CheckpointError, CheckpointManager, LRSchedulersContainer, OptimizersContainer
 from hp_components.checkpoint import list_checkpoints
+from hp_components.checkpoint.background import Background
 from hp_protocols.errors import ConfigError
 
 
@@ -81,6 +83,7 @@ class SlowDisk:
     """The disk answers when it is let go; until then a save in the background is under way."""
 
     def __init__(self, monkeypatch):
+        self._monkeypatch = monkeypatch
         self.free = threading.Event()
         fsync = os.fsync
 
@@ -91,8 +94,14 @@ class SlowDisk:
 
         monkeypatch.setattr(os, "fsync", wait)
 
-    def let_go_in(self, seconds):
-        threading.Timer(seconds, self.free.set).start()
+    def let_go_when_waited_for(self):
+        result = Background.result
+
+        def let_go(save):
+            self.free.set()
+            return result(save)
+
+        self._monkeypatch.setattr(Background, "result", let_go)
 
 
 @pytest.fixture
@@ -165,14 +174,12 @@ def test_the_next_save_waits_for_the_one_on_its_way_and_says_how_long(tmp_path, 
     with caplog.at_level(logging.INFO):
         assert run.manager.save(2) is True
         assert steps(tmp_path) == []
-        slow_disk.let_go_in(0.3)
+        slow_disk.let_go_when_waited_for()
         assert run.manager.save(4) is True
     assert steps(tmp_path)[0] == 2
     (line,) = [record.message for record in caplog.records if "waited" in record.message]
-    assert line.startswith("waited 0.")
-    assert "for the save of step 2 before saving step 4" in line
-    assert "step-2 in " in caplog.text
-    assert "beside training, which it held up for 0." in caplog.text
+    assert re.fullmatch(r"waited \d+\.\d\d s for the save of step 2 before saving step 4", line)
+    assert re.search(r"step-2 in \d+\.\d\d s beside training, which it held up for \d+\.\d\d s", caplog.text)
     run.manager.close()
     assert steps(tmp_path) == [2, 4]
 
@@ -180,7 +187,7 @@ def test_the_next_save_waits_for_the_one_on_its_way_and_says_how_long(tmp_path, 
 def test_the_final_save_is_on_disk_when_it_returns(tmp_path, slow_disk):
     run = Run(tmp_path)
     run.manager.save(2)
-    slow_disk.let_go_in(0.2)
+    slow_disk.let_go_when_waited_for()
     assert run.manager.save(3, force=True) is True
     assert steps(tmp_path) == [2, 3]
 
@@ -188,7 +195,7 @@ def test_the_final_save_is_on_disk_when_it_returns(tmp_path, slow_disk):
 def test_a_final_save_of_the_step_on_its_way_only_waits_for_it(tmp_path, slow_disk):
     run = Run(tmp_path)
     run.manager.save(2)
-    slow_disk.let_go_in(0.2)
+    slow_disk.let_go_when_waited_for()
     assert run.manager.save(2, force=True) is True
     assert steps(tmp_path) == [2]
     run.manager.close()

@@ -5,7 +5,6 @@ import logging
 import os
 import resource
 import threading
-import time
 
 import pytest
 import torch
@@ -73,15 +72,17 @@ def load_and_look(folder, world_size, step):
 # Beside training
 
 
-def slow_down_the_disk(seconds):
-    fsync = os.fsync
+def hold_up_the_disk():
+    """It answers a save in the background when the event is set."""
+    free, fsync = threading.Event(), os.fsync
 
-    def slow(fd):
+    def wait(fd):
         if threading.current_thread() is not threading.main_thread():
-            time.sleep(seconds)
+            assert free.wait(60)
         fsync(fd)
 
-    os.fsync = slow
+    os.fsync = wait
+    return free
 
 
 def told_to(logger_name):
@@ -94,7 +95,7 @@ def told_to(logger_name):
 
 def beside_training(rank, world_size, folder):
     lines = told_to("hp_components")
-    slow_down_the_disk(0.1)
+    disk_is_free = hold_up_the_disk()
     run = Run(folder / "run", world_size, async_mode="async")
     run.step()
     run.manager.save(1)
@@ -104,6 +105,8 @@ def beside_training(rank, world_size, folder):
     while not saved:
         run.step()  # FSDP's own messages, while the ranks agree on the save
         steps_meanwhile += 1
+        if steps_meanwhile == 4:
+            disk_is_free.set()
         saved.fill_(run.manager.latest() is not None)
         torch.distributed.all_reduce(saved)  # all ranks do the same number of steps
     run.manager.close()
@@ -129,7 +132,7 @@ def beside(tmp_path_factory):
 def test_a_sharded_save_is_of_its_step_while_training_communicates(beside):
     folder, ranks = beside
     for at_the_time, steps_meanwhile, _, _ in ranks:
-        assert steps_meanwhile > 3
+        assert steps_meanwhile >= 4  # before them it was not written
         run = Run(folder / "run", 1, seed=5, load_step=1)
         assert run.manager.load() == 1
         assert_same(run.contents(), at_the_time)

@@ -1,6 +1,5 @@
-"""The largest published size on 256 pretended ranks: quick, and to the byte what its shapes and placements say."""
+"""The largest published size on 256 pretended ranks, to the byte what its shapes and placements say."""
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -53,13 +52,11 @@ def counted(tp, fsdp, whole):
 
 
 def test_a_rank_of_256_holds_what_its_placements_say():
-    started = time.perf_counter()
     plan = plan_rank(
         get_model_spec("27B"),
         trainer_config=run_config(tensor_parallel_degree=4, context_parallel_degree=2),
         world_size=256,
     )
-    assert time.perf_counter() - started < 60
     assert (plan.parameters, plan.rank_parameters) == counted(4, 64, ("norm",))
     assert plan.rank_bytes.parameters == plan.rank_bytes.gradients == 4 * plan.rank_parameters
     assert plan.rank_bytes.optimizer == 8 * plan.rank_parameters

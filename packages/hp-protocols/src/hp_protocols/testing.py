@@ -35,8 +35,11 @@ __all__ = ["WorldError", "WorldTimeout", "run_world"]
 
 # Ranks that outlive a failed one usually wait for it in a collective: they get this long to fail by themselves.
 _GRACE_SECONDS = 3.0
-# The signal that makes a rank write its stacks into its log.
+# The signal that makes a rank write its stacks into its log, how long the ranks have for it, and how they end: the main
+# thread comes last, and the lowest of its calls is a module's; a very deep stack is cut.
 _STACK_SIGNAL = signal.SIGUSR1
+_STACK_SECONDS = 5.0
+_STACK_ENDS = (" in <module>\n", "  ...\n")
 # Imported once, by the fork server, and shared by every rank of every world.
 # (torch._dynamo: FSDP2 and distributed tensors import it at their first call.)
 _PRELOAD = ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "hp_protocols.distributed", __name__]
@@ -115,9 +118,15 @@ class _Rank:
             how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
             self.outcome = ("failure", f"the process died without a report ({how})")
 
-    def write_stacks(self) -> None:
+    def write_stacks(self) -> Callable[[], bool]:
+        """Make the child write where it stands; the result says whether that is done."""
+        before = len(self.written())
         if self.process.pid is not None and self.process.is_alive():
             os.kill(self.process.pid, _STACK_SIGNAL)
+        return lambda: not self.process.is_alive() or self.written()[before:].endswith(_STACK_ENDS)
+
+    def written(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def end(self) -> None:
         """End the child and what it started: each child leads a process group of its own."""
@@ -178,7 +187,7 @@ def run_world(
         finally:
             for rank in ranks:
                 rank.end()
-            output = "".join(_output(index, rank.log) for index, rank in enumerate(ranks))
+            output = "".join(_output(index, rank.written()) for index, rank in enumerate(ranks))
         if problem is not None:
             kind, text = problem
             raise kind(text + output)
@@ -240,10 +249,11 @@ def _problem(ranks: Sequence[_Rank], finished: bool, timeout: float) -> tuple[ty
         return None
     running = [index for index, rank in enumerate(ranks) if rank.outcome is None]
     failed = [index for index, rank in enumerate(ranks) if rank.failed]
-    for index in running:
-        ranks[index].write_stacks()
-    if running:
-        time.sleep(0.5)  # the signal handler writes at once, but the processes have to be scheduled
+    # The signal handler writes at once, but the processes have to be scheduled.
+    are_done = [ranks[index].write_stacks() for index in running]
+    deadline = time.monotonic() + _STACK_SECONDS
+    while not all(done() for done in are_done) and time.monotonic() < deadline:
+        time.sleep(0.02)
     if finished:
         kind, text = WorldError, f"of {len(ranks)} ranks, {failed} failed"
     else:
@@ -258,8 +268,7 @@ def _problem(ranks: Sequence[_Rank], finished: bool, timeout: float) -> tuple[ty
     return kind, text + "\n"
 
 
-def _output(rank: int, log: Path) -> str:
-    text = log.read_text(errors="replace") if log.exists() else ""
+def _output(rank: int, text: str) -> str:
     return "".join(f"[rank {rank}] {line}\n" for line in text.splitlines())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +34,8 @@ class MemoryWatch:
         self._peak = Held()
         # id of a storage → [bytes, use, weak reference]; torch keeps the object of a storage that is alive.
         self._live: dict[int, list[Any]] = {}
+        # Storages that are gone and still counted: the last reference may go in a thread of the communication library.
+        self._gone: deque[int] = deque()
         self._quiet = False
         self._phase: tuple[str, int | None] = ("start", None)
         self._start = Held()
@@ -54,6 +57,7 @@ class MemoryWatch:
     @property
     def held(self) -> Held:
         """What is held now."""
+        self._settle()
         return Held(*self._bytes)
 
     def mark(self, phase: str, layer: int | None = None) -> None:
@@ -69,8 +73,7 @@ class MemoryWatch:
     def hold(self, tensor: torch.Tensor, use: Use) -> None:
         """Say what a tensor is for; from now on it counts as that."""
         for plain in _plain(tensor):
-            storage = plain.untyped_storage()
-            entry = self._live.get(id(storage)) or self._add(storage)
+            entry = self._entry(plain.untyped_storage())
             before, entry[1] = entry[1], _ORDER[use]
             self._bytes[before] -= entry[0]
             self._bytes[entry[1]] += entry[0]
@@ -100,9 +103,7 @@ class MemoryWatch:
 
     def _count(self, result: Any) -> None:
         if isinstance(result, torch.Tensor):
-            storage = result.untyped_storage()
-            if id(storage) not in self._live:
-                self._add(storage)
+            self._entry(result.untyped_storage())
         elif isinstance(result, list | tuple):
             for item in result:
                 self._count(item)
@@ -114,19 +115,25 @@ class MemoryWatch:
             for item in given:
                 self._hold_all(item, use)
 
-    def _add(self, storage: torch.UntypedStorage) -> list[Any]:
-        key, size = id(storage), storage.nbytes()
-        entry = self._live[key] = [size, _ORDER[Use.ACTIVATIONS], weakref.ref(storage, lambda _: self._drop(key))]
-        self._grow(_ORDER[Use.ACTIVATIONS], size)
+    def _entry(self, storage: torch.UntypedStorage) -> list[Any]:
+        """What is known of a storage; one that is new is an activation."""
+        self._settle()  # first: a new storage may have the id of one that is gone
+        key, size, use = id(storage), storage.nbytes(), _ORDER[Use.ACTIVATIONS]
+        entry = self._live.get(key)
+        if entry is None:
+            entry = self._live[key] = [size, use, weakref.ref(storage, lambda _: self._gone.append(key))]
+            self._grow(use, size)
         return entry
 
-    def _drop(self, key: int) -> None:
-        size, use, _ = self._live.pop(key)
-        self._bytes[use] -= size
-        self._total -= size
+    def _settle(self) -> None:
+        """Take off what is gone, in this thread."""
+        while self._gone:
+            size, use, _ = self._live.pop(self._gone.popleft())
+            self._bytes[use] -= size
+            self._total -= size
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
-        entry = self._live.get(id(storage)) or self._add(storage)
+        entry = self._entry(storage)
         # Only FSDP resizes storages: those of gathered weights.
         before, use, entry[0], entry[1] = entry[0], entry[1], storage.nbytes(), _ORDER[Use.GATHERED]
         self._bytes[use] -= before
