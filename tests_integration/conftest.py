@@ -15,8 +15,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.fixture(scope="session")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder with the recipes of the faults, for PYTHONPATH."""
+    import faulty
+
+    return faulty.install(tmp_path_factory.mktemp("plugin"))
+
+
 @pytest.fixture
 def hp(tmp_path: Path, cache: Path) -> Iterator[Hp]:
     command = Hp(tmp_path, cache)
-    yield command
-    command.close()
+    try:
+        yield command
+    finally:
+        command.close()

@@ -1,7 +1,7 @@
 """A recipe whose data and model do what the variable FAULT says: the faults of test_faults.
 
-In: FAULT, JSON: rank, step, where (build, data, forward, state, loss), how (raise, exit, loop, sleep, skip, inf); and
-FAULT_ROWS, batches per rank. Out: `faulty_recipe`, offered by an entry point that `install` writes.
+In: FAULT, JSON: rank, step, where (build, data, forward, state, loss), how (raise, exit, loop, sleep, skip, inf, a
+signal, "run SIGTERM"); FAULT_ROWS, batches per rank. Out: `faulty_recipe` and `debug_recipe`, offered by entry points.
 """
 
 from __future__ import annotations
@@ -23,15 +23,19 @@ from hp_protocols.errors import ConfigError, Fault
 from hp_trainer import Callback, HyperTrainer, LLMTrainer, RankFailure, parse_args
 from hp_trainer.recipes.qwen3_5_v2 import qwen3_5_v2_debugmodel
 
-ENTRY_POINT = "[hp_trainer.recipes]\nfaulty.faulty_recipe = faulty:faulty_recipe\n"
+ENTRY_POINTS = """\
+[hp_trainer.recipes]
+faulty.faulty_recipe = faulty:faulty_recipe
+faulty.debug_recipe = faulty:debug_recipe
+"""
 
 
 def install(folder: Path) -> str:
-    """Make this module and its entry point importable from a folder; returns it for PYTHONPATH."""
+    """Make this module and its entry points importable from a folder; returns it for PYTHONPATH."""
     about = folder / "faulty-1.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1\n")
-    (about / "entry_points.txt").write_text(ENTRY_POINT)
+    (about / "entry_points.txt").write_text(ENTRY_POINTS)
     (folder / "faulty.py").write_text(Path(__file__).read_text())
     return str(folder)
 
@@ -58,12 +62,30 @@ def strike(where: str, step: int) -> None:
         os._exit(7)
     if how in ("SIGKILL", "SIGSTOP", "SIGTERM", "SIGINT"):
         os.kill(os.getpid(), signal.Signals[how])
+    if how.startswith("run SIG"):
+        signal_the_run(signal.Signals[how.removeprefix("run ")])
     while how == "loop":
         pass
     if how == "sleep":
         time.sleep(1000)
     if how == "skip":
         torch.distributed.barrier()  # which the others do not call
+
+
+def signal_the_run(number: signal.Signals) -> None:
+    """Send the signal to whom a user would send it, `hp train`, and go on when this rank has got it too."""
+    before, got = signal.getsignal(number), []
+    if number != signal.SIGKILL:
+
+        def note(*arguments: Any) -> None:
+            got.append(arguments)
+            before(*arguments)  # type: ignore[operator, misc]
+
+        signal.signal(number, note)
+    os.kill(os.getppid() if "RANK" in os.environ else os.getpid(), number)
+    while not got:
+        time.sleep(0.01)
+    signal.signal(number, before)
 
 
 class LossOfMarks(CrossEntropyLoss):
@@ -128,6 +150,14 @@ def parallelize(model: Any, **others: Any) -> Any:
     return module
 
 
+def debug_recipe() -> HyperTrainer.Config:
+    """The debug model as it is, which a fault in `forward` can interrupt; its `step` counts micro-batches."""
+    config = qwen3_5_v2_debugmodel()
+    config.recipe = "faulty.debug_recipe"
+    config.model_spec = replace(config.model_spec, parallelize_fn=parallelize)
+    return config
+
+
 def faulty_recipe() -> HyperTrainer.Config:
     config = qwen3_5_v2_debugmodel()
     config.recipe = "faulty.faulty_recipe"
@@ -138,7 +168,7 @@ def faulty_recipe() -> HyperTrainer.Config:
     training.steps, training.seq_len, training.local_batch_size, training.global_batch_size = 8, 32, 1, -1
     config.lr_scheduler.warmup_steps = 2
     config.checkpoint.interval, config.metrics.log_freq = 3, 1
-    config.comm.init_timeout_seconds, config.comm.train_timeout_seconds = 20, 8
+    config.comm.init_timeout_seconds, config.comm.train_timeout_seconds = 180, 180
     return config
 
 

@@ -181,11 +181,11 @@ def test_runs_tell_what_they_did_of_what_was_asked(written: tuple[dict[str, Any]
 @pytest.mark.parametrize(
     ("layout", "path", "changes", "what"),
     [
-        ("1", "eager", {"settings": {"recompute": True}}, ": recomputed_blocks 0, not 2"),
-        ("1", "legacy", {"settings": {"micro_batches": 2}}, ": micro_batches 1, not 2"),
-        ("fsdp2", "legacy", {"layout": {"sequence_parallel": True}}, ": sequence_parallel False, not True"),
-        ("fsdp2", "eager", {"layout": {"shard": 1, "context": 2}}, ": degrees {'fsdp': 2}, not {"),
-        ("fsdp2", "graph", {"layout": {"shard": 1, "replicate": 2}}, ": degrees {'fsdp': 2}, not {"),
+        ("1", "eager", {"settings": {"recompute": True}}, "rank 0: recomputed_blocks 0, not 2"),
+        ("1", "legacy", {"settings": {"micro_batches": 2}}, "rank 0: micro_batches 1, not 2"),
+        ("fsdp2", "legacy", {"layout": {"sequence_parallel": True}}, "rank 0: sequence_parallel False, not True"),
+        ("fsdp2", "eager", {"layout": {"shard": 1, "context": 2}}, "rank 0: degrees {'fsdp': 2}, not {"),
+        ("fsdp2", "graph", {"layout": {"shard": 1, "replicate": 2}}, "rank 0: degrees {'fsdp': 2}, not {"),
     ],
 )
 def test_a_run_that_did_other_than_it_was_asked_to_differs(
@@ -197,7 +197,7 @@ def test_a_run_that_did_other_than_it_was_asked_to_differs(
     asked = replace(run, **{name: replace(getattr(run, name), **values) for name, values in changes.items()})
     found = cell(report_of([asked], [], folder), "plain", layout, path)
     assert (found["status"], found["reference"], found["first_differing_step"]) == ("differs", "what was asked for", 0)
-    assert what in found["what"]
+    assert found["what"].startswith(what)
 
 
 def test_a_graph_that_recomputes_nothing_is_found(carried_out: tuple[list[Any], list[Any], Path]) -> None:

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import signal
-import time
+import json
+import re
 
-import torch
-from harness import RECIPE, SMALL, Hp, checkpoint_tensors, losses, wait_for
+from harness import SMALL, Hp, assert_same_checkpoint, losses
 
 
-def test_a_run_that_saves_beside_training_and_is_stopped_meanwhile_goes_on_to_the_bit(hp: Hp) -> None:
-    options = [*SMALL, "--nproc", "2"]
-    whole = hp.train(*options, "--dump_folder", "whole")
+def test_a_run_that_saves_beside_training_and_is_stopped_meanwhile_goes_on_to_the_bit(hp: Hp, plugin: str) -> None:
+    options = ["--module", "faulty", "--config", "debug_recipe", *SMALL, "--nproc", "2"]
+    hp.env["PYTHONPATH"] = plugin
+    whole = hp("train", *options, "--dump_folder", "whole")
     assert whole.code == 0, whole.text
-    beside = [*options, "--checkpoint.async_mode=async", "--dump_folder", "broken"]
-    broken = hp.start("train", *RECIPE, *beside)
-    # Already the hidden folder in which the first checkpoint grows.
-    wait_for(lambda: (hp.cwd / "broken/checkpoint").is_dir() and any((hp.cwd / "broken/checkpoint").iterdir()))
-    signalled = time.monotonic()
-    broken.send_signal(signal.SIGTERM)
-    out, err = broken.communicate(timeout=60)
-    assert broken.returncode == 0, out + err
-    assert time.monotonic() - signalled < 20
-    assert "Stopped by SIGTERM" in out
-    assert "beside training, which it held up for" in err
-    assert all(path.name.startswith("step-") for path in (hp.cwd / "broken/checkpoint").iterdir())
+    # In the first of the 4 micro-batches of step 5, while the checkpoint of step 4 grows.
+    hp.env["FAULT"] = json.dumps({"rank": 0, "step": 4 * 4 + 1, "where": "forward", "how": "run SIGTERM"})
+    broken = hp("train", *options, "--checkpoint.async_mode=async", "--dump_folder", "broken")
+    assert broken.code == 0, broken.text
+    stopped = re.search("Stopped by SIGTERM after step ([56])", broken.out)
+    assert stopped, broken.text
+    assert "beside training, which it held up for" in broken.err
+    assert {path.name for path in (hp.cwd / "broken/checkpoint").iterdir()} == {"step-4", f"step-{stopped[1]}"}
+    del hp.env["FAULT"]
     again = hp("train", "broken/resolved.yaml", "--nproc", "2")
     assert again.code == 0, again.text
     assert losses(hp.cwd / "whole") == losses(hp.cwd / "broken")
-    ours, theirs = (checkpoint_tensors(hp.cwd / run / "checkpoint/step-12") for run in ("whole", "broken"))
-    assert ours.keys() == theirs.keys()
-    assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
+    assert_same_checkpoint(*(hp.cwd / run / "checkpoint/step-12" for run in ("whole", "broken")))
 
 
 def test_weights_go_out_in_hugging_face_format_and_come_in_from_there_and_from_a_checkpoint(hp: Hp) -> None:

@@ -45,7 +45,8 @@ PLANTED = {
         "hp_protocols",
     ),
     "an undeclared dependency": ("declared", "hp-config/src/hp_config/planted.py", "import numpy\n", "numpy"),
-    "an unused import": ("lint", "hp-config/src/hp_config/planted.py", "import os\n", "os"),
+    "an unused import": ("lint", "hp-config/src/hp_config/planted.py", "import os\n", "F401"),
+    "a wrong type": ("types", "hp-config/src/hp_config/planted.py", 'number: int = "one"\n', "planted.py:1: error: "),
     "a sibling without an upper bound": ("ranges", "hp-config/pyproject.toml", None, "hp-protocols"),
 }
 
@@ -66,7 +67,7 @@ def run_check(tree: Path, check: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("check", ["imports", "borders", "declared", "ranges"])
+@pytest.mark.parametrize("check", ["imports", "borders", "declared", "ranges", "lint", "types"])
 def test_the_copy_is_sound_before_anything_is_planted(tree: Path, check: str) -> None:
     done = run_check(tree, check)
     assert done.returncode == 0, done.stdout

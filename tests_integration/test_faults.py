@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import socket
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import faulty
 import pytest
-import world
-from harness import Hp, checkpoint_tensors, losses, records, wait_for
+from harness import (
+    PATIENCE,
+    TORCHRUN,
+    Finished,
+    Hp,
+    checkpoint_tensors,
+    losses,
+    processes_in,
+    records,
+    wait_for,
+)
 from world import Ended, World
 
 RECIPE = ("--module", "faulty", "--config", "faulty_recipe")
 GRAPH = ("--compile.mode", "graph")
+SOON = ("--comm.train_timeout_seconds", "8")  # for ranks that hang: the run takes no less
 OLDER = """\
 model: {num_hidden_layers: 2, hidden_size: 32, intermediate_size: 48, vocab_size: 300,
         config_overrides: {head_dim: 16, layer_types: [linear_attention, full_attention]}}
@@ -29,14 +37,6 @@ train: {max_steps: 100, global_batch_size: 4, micro_batch_size: 2, logging: {log
         checkpoint: {save_hf_weights: false, output_dir: outputs}}
 """
 Start = Callable[..., World]
-
-
-@pytest.fixture(scope="session")
-def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder with the recipe of the faults, for PYTHONPATH."""
-    path = faulty.install(tmp_path_factory.mktemp("plugin"))
-    world.preload(path)
-    return path
 
 
 @pytest.fixture
@@ -121,10 +121,10 @@ def test_a_rank_that_dies_is_named_with_what_it_was_doing(start: Start, tmp_path
 
 def test_ranks_that_hang_are_named_within_the_timeout(start: Start, tmp_path: Path) -> None:
     # They mostly wait, so they can do so side by side.
-    looping = start("loop", 3, rank=1, step=5, where="forward", how="loop")
-    asleep = start("sleep", 2, *GRAPH, rank=1, step=5, where="data", how="sleep")
-    stopped = start("stop", 2, rank=0, step=6, where="state", how="SIGSTOP")
-    parted = start("part", 2, rank=0, step=5, where="forward", how="skip")
+    looping = start("loop", 3, *SOON, rank=1, step=5, where="forward", how="loop")
+    asleep = start("sleep", 2, *SOON, *GRAPH, rank=1, step=5, where="data", how="sleep")
+    stopped = start("stop", 2, *SOON, rank=0, step=6, where="state", how="SIGSTOP")
+    parted = start("part", 2, *SOON, rank=0, step=5, where="forward", how="skip")
     limit = r"nothing was heard for \d+ s, the limit is comm.train_timeout_seconds"
     ended = looping.wait()
     assert_told_once(ended, rf"rank 1 .* is late: .* it is in step 5, forward and backward \({limit}\)")
@@ -138,7 +138,7 @@ def test_ranks_that_hang_are_named_within_the_timeout(start: Start, tmp_path: Pa
     assert_told_once(ended, r"the ranks wait for each other in different places")
     assert "in strike" in ended.text, "where the rank stands that calls what the other does not"
     # A stopped process cannot end itself; a launcher kills it as soon as the others have ended.
-    wait_for(lambda: stopped.ranks[1].exitcode is not None, seconds=30)
+    wait_for(lambda: stopped.ranks[1].exitcode is not None)
     ended = stopped.wait(0.1)
     assert ended.codes == [None, 1], ended.text
     assert "rank 0" in ended.texts[1]
@@ -148,39 +148,38 @@ def test_ranks_that_hang_are_named_within_the_timeout(start: Start, tmp_path: Pa
 
 def test_under_hp_train_the_launcher_tells_of_a_rank_that_was_killed(hp: Hp, plugin: str) -> None:
     hp.env |= {"PYTHONPATH": plugin, "FAULT": json.dumps({"rank": 1, "step": 5, "where": "data", "how": "SIGKILL"})}
-    ended = hp("train", *RECIPE, "--dump_folder", "run", "--nproc", "2")
+    ended = finish_alone(hp, "train", *RECIPE, "--dump_folder", "run", "--nproc", "2")
     assert ended.code == 1
     told = r"hp train: rank 1 \(host \S+, pid \d+\) was ended by SIGKILL in step 5, waiting for data"
     assert len(re.findall(told, ended.err)) == 1, ended.err
     assert ended.err.count("the run ends on all ranks") == 1, ended.err
     assert "Traceback" not in ended.err
     assert_nothing_lost(hp.cwd / "run", steps=4, saved=3)
-    assert not subprocess.run(["pgrep", "-f", str(hp.cwd)], capture_output=True, text=True).stdout
 
 
 def test_under_torchrun_a_stopped_rank_ends_the_run_and_leaves_no_process(hp: Hp, plugin: str) -> None:
     hp.env |= {"PYTHONPATH": plugin, "FAULT": json.dumps({"rank": 1, "step": 5, "where": "data", "how": "SIGSTOP"})}
-    ended = hp(
-        *("--standalone", "--nproc-per-node", "2", "--shutdown-timeout", "1", "-m", "hp_trainer.train"),
-        *(*RECIPE, "--dump_folder", "run"),
+    ended = finish_alone(
+        hp,
+        *(*TORCHRUN, "--shutdown-timeout", "1", "-m", "hp_trainer.train"),
+        *(*RECIPE, *SOON, "--dump_folder", "run"),
         module="torch.distributed.run",
     )
     assert ended.code == 1
     assert ended.err.count("is stopped (SIGSTOP, or a debugger) in step 5, waiting for data") == 1, ended.err
     assert_nothing_lost(hp.cwd / "run", steps=4, saved=3)
-    assert not subprocess.run(["pgrep", "-f", str(hp.cwd)], capture_output=True, text=True).stdout
 
 
 def test_under_torchrun_sigterm_saves_once(hp: Hp, plugin: str) -> None:
     hp.env |= {"PYTHONPATH": plugin}
     run = hp.start(
-        *("--standalone", "--nproc-per-node", "2", "-m", "hp_trainer.train", *RECIPE, "--dump_folder", "run"),
+        *(*TORCHRUN, "-m", "hp_trainer.train", *RECIPE, "--dump_folder", "run"),
         *("--training.steps", "100000"),
         module="torch.distributed.run",
     )
     wait_for(lambda: _steps(hp.cwd / "run") >= 2)
     run.send_signal(signal.SIGTERM)
-    out, err = run.communicate(timeout=60)
+    out, err = run.communicate(timeout=PATIENCE)
     assert "Stopped by SIGTERM after step" in out, out + err
     done = len(records(hp.cwd / "run"))
     assert err.count(f"saved checkpoint run/checkpoint/step-{done} in") == 1, err
@@ -239,35 +238,34 @@ def test_a_signal_saves_once_and_a_second_ctrl_c_ends_at_once(start: Start, tmp_
     told.ranks[1].terminate()
     press(pressed)
     wait_for(lambda: "press Ctrl-C again" in pressed.logs[0].read_text())
-    time.sleep(1.2)  # what comes sooner is the same press, from the terminal and from a launcher
-    press(pressed)
-    ended = pressed.wait(30)
+    # What comes within a second of a rank's own first is the same press, from the terminal and from a launcher.
+    ended = pressed.wait(between=lambda: press(pressed), seconds_between=1.5)
     assert ended.codes == [130, 130], ended.text
     assert ended.text.count("press Ctrl-C again to end at once") == 1
-    ended = told.wait(30)
+    ended = told.wait()
     assert ended.codes == [0, 0], ended.text
     assert "Stopped by" in ended.text
     assert len(list((tmp_path / "told" / "checkpoint").glob("step-*"))) >= 1
 
 
 def test_ranks_that_do_not_come_are_named(start: Start, tmp_path: Path) -> None:
-    soon = ("--comm.init_timeout_seconds", "3")
+    soon = ("--comm.init_timeout_seconds", "5")
     alone = start("alone", 2, *soon, env={"WORLD_SIZE": "3"})
     nowhere = start("nowhere", 1, *soon, env={"WORLD_SIZE": "2", "MASTER_ADDR": "no-such-host.invalid"})
     ended = alone.wait()
     assert ended.codes == [1, 1], ended.text
-    assert ended.text.count("rank 2 of 3 did not come within 3 s (comm.init_timeout_seconds); rank 0 (host") == 1
+    assert ended.text.count("rank 2 of 3 did not come within 5 s (comm.init_timeout_seconds); rank 0 (host") == 1
     assert "Traceback" not in ended.text
     ended = nowhere.wait()
     assert ended.codes == [2], ended.text
     assert "MASTER_ADDR: no-such-host.invalid:" in ended.text
-    assert "could not be reached within 3 s (comm.init_timeout_seconds)" in ended.text
+    assert "could not be reached within 5 s (comm.init_timeout_seconds)" in ended.text
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
         own = {"WORLD_SIZE": "2", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "False"}
-        ended = start("taken", 1, *soon, env=own).wait()
+        ended = start("taken", 1, env=own).wait()
     assert ended.codes == [2], ended.text
     assert f"MASTER_PORT: {port} on 127.0.0.1 is in use by another program" in ended.text
     assert not list(tmp_path.glob("*/metrics.jsonl"))
@@ -275,7 +273,7 @@ def test_ranks_that_do_not_come_are_named(start: Start, tmp_path: Path) -> None:
 
 def test_machines_that_do_not_meet_are_a_mistake_in_the_endpoint(hp: Hp, plugin: str) -> None:
     hp.env |= {"PYTHONPATH": plugin}
-    options = [*RECIPE, "--comm.init_timeout_seconds", "3", "--nnodes", "2"]
+    options = [*RECIPE, "--nnodes", "2"]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -283,7 +281,8 @@ def test_machines_that_do_not_meet_are_a_mistake_in_the_endpoint(hp: Hp, plugin:
         busy = hp("train", *options, "--node-rank", "0", "--rdzv-endpoint", endpoint)
     assert busy.code == 2
     assert f"--rdzv-endpoint: {endpoint}: the port is in use by another program" in busy.err
-    empty = hp("train", *options, "--node-rank", "1", "--rdzv-endpoint", endpoint)
+    soon = ("--comm.init_timeout_seconds", "3")
+    empty = hp("train", *options, *soon, "--node-rank", "1", "--rdzv-endpoint", endpoint)
     assert empty.code == 2
     assert f"--rdzv-endpoint: the 2 machines did not meet at {endpoint}" in empty.err
     assert "Traceback" not in busy.err + empty.err
@@ -292,7 +291,17 @@ def test_machines_that_do_not_meet_are_a_mistake_in_the_endpoint(hp: Hp, plugin:
 def press(ranks: World) -> None:
     """Ctrl-C, as every process of a terminal gets it."""
     for process in ranks.ranks:
-        os.kill(process.pid or 0, signal.SIGINT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid or 0, signal.SIGINT)
+
+
+def finish_alone(hp: Hp, *arguments: str, **options: str) -> Finished:
+    """Run a launcher and its two ranks in the test's folder, and see that no process is left there."""
+    run = hp.start(*arguments, **options)
+    wait_for(lambda: len(processes_in(hp.cwd)) >= 3)
+    out, err = run.communicate(timeout=PATIENCE)
+    wait_for(lambda: not processes_in(hp.cwd), seconds=20)
+    return Finished(run.returncode, out, err)
 
 
 def _steps(run: Path) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from harness import SMALL, Hp, checkpoint_tensors, losses
+from harness import SMALL, Hp, assert_same_checkpoint, losses
 
 SHORT = (*SMALL, "--training.steps", "4", "--checkpoint.interval", "2")
 LAYOUTS = {
@@ -21,9 +20,7 @@ LAYOUTS = {
 
 def assert_same_run(one: Path, other: Path, step: int = 4) -> None:
     assert losses(one) == losses(other)
-    ours, theirs = (checkpoint_tensors(run / "checkpoint" / f"step-{step}") for run in (one, other))
-    assert ours.keys() == theirs.keys()
-    assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
+    assert_same_checkpoint(*(run / "checkpoint" / f"step-{step}" for run in (one, other)))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
-import torch
-from harness import RECIPE, SMALL, Hp, checkpoint_tensors, losses, wait_for
+from harness import (
+    PATIENCE,
+    RECIPE,
+    SMALL,
+    TORCHRUN,
+    Hp,
+    assert_same_checkpoint,
+    descendants,
+    is_alive,
+    losses,
+    wait_for,
+)
 
 
 def assert_same_run(one: Path, other: Path, step: int = 12) -> None:
     assert losses(one) == losses(other)
-    ours, theirs = (checkpoint_tensors(run / "checkpoint" / f"step-{step}") for run in (one, other))
-    assert ours.keys() == theirs.keys()
-    differing = [name for name in ours if not torch.equal(ours[name], theirs[name])]
-    assert not differing
+    assert_same_checkpoint(*(run / "checkpoint" / f"step-{step}" for run in (one, other)))
 
 
-@pytest.mark.parametrize("nproc", ["1", "2"])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_resumed_run_is_bitwise_the_uninterrupted_one(hp: Hp, nproc: str, how: signal.Signals) -> None:
+@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
+def test_a_resumed_run_is_bitwise_the_uninterrupted_one(hp: Hp, plugin: str, nproc: int, how: str) -> None:
     # A record every 5 steps and a checkpoint every 4: the mean since the previous record spans the interruption.
-    options = [*SMALL, "--metrics.log_freq", "5", "--nproc", nproc]
-    whole = hp.train(*options, "--dump_folder", "whole")
+    options = ["--module", "faulty", "--config", "debug_recipe", *SMALL, "--metrics.log_freq", "5"]
+    options += ["--nproc", str(nproc)]
+    hp.env["PYTHONPATH"] = plugin
+    whole = hp("train", *options, "--dump_folder", "whole")
     assert whole.code == 0, whole.text
 
-    broken = hp.start("train", *RECIPE, *options, "--dump_folder", "broken")
-    wait_for(lambda: (hp.cwd / "broken" / "checkpoint" / "step-4").is_dir())
-    broken.send_signal(how)
-    out, err = broken.communicate(timeout=60)
-    if how == signal.SIGTERM and "Finished" not in out:
-        assert broken.returncode == 0, out + err
-        assert "Stopped by SIGTERM" in out
-        assert "Resume:" in out
-    again = hp("train", "broken/resolved.yaml", "--nproc", nproc)
+    # In the first of the 8 micro-batches of step 6, which the processes share.
+    hp.env["FAULT"] = json.dumps({"rank": 0, "step": 5 * 8 // nproc + 1, "where": "forward", "how": f"run {how}"})
+    broken = hp("train", *options, "--dump_folder", "broken")
+    saved = {path.name for path in (hp.cwd / "broken" / "checkpoint").iterdir()}
+    if how == "SIGTERM":
+        assert broken.code == 0, broken.text
+        # The ranks agree on it in a step, this one or the next.
+        stopped = re.search("Stopped by SIGTERM after step ([67])", broken.out)
+        assert stopped, broken.text
+        assert "Resume:" in broken.out
+        assert saved == {"step-4", f"step-{stopped[1]}"}
+    else:
+        assert broken.code == -signal.SIGKILL, broken.text
+        assert saved == {"step-4"}
+    del hp.env["FAULT"]
+    again = hp("train", "broken/resolved.yaml", "--nproc", str(nproc))
     assert again.code == 0, again.text
     assert_same_run(hp.cwd / "whole", hp.cwd / "broken")
 
@@ -52,9 +69,8 @@ def test_torchrun_and_nproc_are_the_same_run(hp: Hp) -> None:
     options = [*RECIPE, *SMALL, "--training.steps", "4"]
     assert hp("train", *options, "--nproc", "2", "--dump_folder", "ours").code == 0
     torchrun = hp(
-        "--standalone", "--nproc-per-node", "2", "-m", "hp_trainer.train", *options, "--dump_folder", "theirs",
-        module="torch.distributed.run",
-    )  # fmt: skip
+        *TORCHRUN, "-m", "hp_trainer.train", *options, "--dump_folder", "theirs", module="torch.distributed.run"
+    )
     assert torchrun.code == 0, torchrun.text
     assert_same_run(hp.cwd / "ours", hp.cwd / "theirs", step=4)
 
@@ -77,15 +93,15 @@ def test_two_runs_into_one_folder_are_refused(hp: Hp) -> None:
     assert "run" in second.err
     assert "Traceback" not in second.text
     first.send_signal(signal.SIGINT)
-    out, err = first.communicate(timeout=60)
+    out, err = first.communicate(timeout=PATIENCE)
     assert first.returncode == 0, out + err
 
 
 def test_ranks_end_when_their_launcher_is_killed(hp: Hp) -> None:
     launcher = hp.start("train", *RECIPE, *SMALL, "--training.steps", "100000", "--nproc", "2", "--dump_folder", "run")
     wait_for(lambda: (hp.cwd / "run" / "metrics.jsonl").exists())
-    children = subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True).stdout.split()
-    assert len(children) >= 2
+    ranks = descendants(launcher.pid)
+    assert len(ranks) >= 2
     launcher.kill()
-    launcher.communicate()
-    wait_for(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in children), seconds=15)
+    launcher.communicate(timeout=PATIENCE)
+    wait_for(lambda: not any(is_alive(pid) for pid in ranks))

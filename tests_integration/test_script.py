@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness import RECIPE, Hp, losses
+from harness import RECIPE, TORCHRUN, Hp, losses
 
 SCRIPT = Path(__file__).parent.parent / "tools" / "train_lm.py"
 OLD = """
@@ -35,6 +35,6 @@ def test_a_recipe_trains_as_with_hp_train(hp: Hp) -> None:
 
 def test_an_older_file_trains_under_torchrun(hp: Hp) -> None:
     (hp.cwd / "old.yaml").write_text(OLD)
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    torchrun = ("-m", "torch.distributed.run", *TORCHRUN)
     run(hp, *torchrun, str(SCRIPT), "old.yaml", "--train.checkpoint.output_dir=old")
     assert (hp.cwd / "old" / "metrics.jsonl").is_file()

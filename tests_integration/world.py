@@ -6,14 +6,17 @@ forked from one that has imported everything, so that a world takes seconds; no 
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
-import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 
+from harness import PATIENCE, environment
 from torch.distributed import TCPStore
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -38,13 +41,12 @@ class World:
     def __init__(self, folder: Path, path: str, size: int, arguments: list[str], **variables: str) -> None:
         folder.mkdir(parents=True)
         self.store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+        preload(path)
         common = {
             "WORLD_SIZE": str(size),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self.store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "OMP_NUM_THREADS": "1",
-            "NO_COLOR": "1",
             **variables,
         }
         self.started = time.monotonic()
@@ -56,14 +58,27 @@ class World:
             process.start()
             self.ranks.append(process)
 
-    def wait(self, seconds: float = 60) -> Ended:
-        """Wait until every rank has ended; those that have not by then are killed, and have no code."""
+    def wait(
+        self,
+        seconds: float = PATIENCE,
+        *,
+        between: Callable[[], None] = lambda: None,
+        seconds_between: float = math.inf,
+    ) -> Ended:
+        """Wait until every rank has ended; those that have not by then are killed, and have no code.
+
+        Args:
+            between: called again and again meanwhile, `seconds_between` apart and not at once.
+        """
         ends: dict[int, float] = {}
-        deadline = time.monotonic() + seconds
+        deadline, called = time.monotonic() + seconds, time.monotonic()
         while len(ends) < len(self.ranks) and time.monotonic() < deadline:
             for rank, process in enumerate(self.ranks):
                 if rank not in ends and process.exitcode is not None:
                     ends[rank] = time.monotonic() - self.started
+            if time.monotonic() - called > seconds_between:
+                between()
+                called = time.monotonic()
             time.sleep(0.02)
         codes = [process.exitcode for process in self.ranks]
         self.close()
@@ -76,17 +91,21 @@ class World:
             process.join(10)
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def preload(path: str) -> None:
-    """What the server of the forks imports before the first one."""
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH", "")]))
+    """Start the server of the forks, with the variables of a command under test and with what ranks import.
+
+    It runs until this process ends: only the first call does anything.
+    """
     names = ["faulty", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "hp_compile"]
     _CONTEXT.set_forkserver_preload([*names, "hp_trainer.cli.train", "hp_trainer.graph_mode", "hp_trainer._legacy"])
+    before = dict(os.environ)
+    try:
+        os.environ.clear()
+        os.environ.update(environment(PYTHONPATH=os.pathsep.join(filter(None, [path, before.get("PYTHONPATH", "")]))))
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _rank(variables: dict[str, str], log: str, path: str, arguments: list[str]) -> None:

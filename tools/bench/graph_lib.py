@@ -9,11 +9,11 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
-import socket
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import connection
 from typing import Any
 
 import torch
@@ -213,27 +213,35 @@ def judge(name: str, ratio: float, most: float, base: str) -> None:
 
 
 def in_world(function: Callable[..., None], world: int, *args: Any) -> None:
-    """`function(rank, world, *args)` on every rank, each with one thread; it makes its own process group."""
+    """`function(rank, world, *args)` on every rank, each with one thread; it makes its own process group.
+
+    The first rank that fails ends the others, which may wait for it.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed.tensor", "graph_lib"])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    # Here, so that the system picks a port which nobody can take before the ranks come.
+    store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
     ranks = [
-        context.Process(target=_rank_main, args=(function, rank, world, port, args), daemon=True)
+        context.Process(target=_rank_main, args=(function, rank, world, store.port, args), daemon=True)
         for rank in range(world)
     ]
     for process in ranks:
         process.start()
-    for process in ranks:
-        process.join()
+    while running := [process for process in ranks if process.exitcode is None]:
+        connection.wait([process.sentinel for process in running])
+        if any(process.exitcode for process in ranks):
+            break
     codes = [process.exitcode for process in ranks]
+    for process in ranks:
+        process.terminate()
+        process.join()
     if any(codes):
-        raise SystemExit(f"exit codes by rank: {codes}")
+        raise SystemExit(f"exit codes by rank: {codes} (None: ended because another had failed)")
 
 
 def _rank_main(function: Callable[..., None], rank: int, world: int, port: int, args: tuple[Any, ...]) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")  # all are clients
     torch.set_num_threads(1)
     function(rank, world, *args)
     dist.barrier()
