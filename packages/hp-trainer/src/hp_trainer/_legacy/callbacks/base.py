@@ -21,10 +21,10 @@ class Callback:
     """
 
     def on_init_end(self, trainer: LLMTrainer) -> None:
-        """Everything is built, nothing is written yet."""
+        """Everything is built and the run folder is taken; nothing else is written yet."""
 
     def on_train_begin(self, trainer: LLMTrainer) -> None:
-        """The run folder is taken; the first step follows."""
+        """The first step follows; from now on files are written."""
 
     def on_train_end(self, trainer: LLMTrainer) -> None:
         """The last step is done, or the data have ended, or a signal asked to stop (`trainer.reason`)."""
