@@ -119,7 +119,9 @@ def test_a_section_that_has_moved_says_where_to(write: Write, section: str, home
 def test_a_file_of_the_newer_trainer_is_sent_to_hp_train(write: Write) -> None:
     path = write("hp_config: 1\nmodule: qwen3_5_v2\nconfig: qwen3_5_v2_debugmodel\ntrainer: {}\n")
     (fault,) = faults(path)
-    assert fault.startswith("line 1 (hp_config): is a file of the newer trainer (hp_config: 1); allowed: sections model")
+    assert fault.startswith(
+        "line 1 (hp_config): is a file of the newer trainer (hp_config: 1); allowed: sections model"
+    )
     assert fault.endswith("takes it as it is")
 
 
