@@ -136,16 +136,16 @@ def _tell_end(error: Any, records: dict[int, Record]) -> int:
     rank, failure = silent[0] if silent else error.get_first_failure()
     record = records.get(failure.pid)
     who = record.who if record else f"rank {rank} (pid {failure.pid})"
-    where = record.where if record else "before it had started"
+    where = f"in {record.where}" if record else "before it had started"
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
-        print(f"hp train: {who} was ended by {name} in {where}; the run ends on all ranks", file=sys.stderr)
+        print(f"hp train: {who} was ended by {name} {where}; the run ends on all ranks", file=sys.stderr)
         if -failure.exitcode == signal.SIGKILL:
             print("    the system sends SIGKILL when memory runs out: `dmesg` tells", file=sys.stderr)
         return 1
     if record is None or record.status is Status.RUNNING:
         said = f"ended without a word (exit code {failure.exitcode})"
-        print(f"hp train: {who} {said} in {where}; the run ends on all ranks", file=sys.stderr)
+        print(f"hp train: {who} {said} {where}; the run ends on all ranks", file=sys.stderr)
     return failure.exitcode
 
 
