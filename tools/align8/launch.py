@@ -81,7 +81,7 @@ def _work(rank: int, world_size: int, alone: list[Run], together: list[tuple[Run
     for name in LATE_IMPORTS:
         importlib.import_module(name)
     for run in alone[rank::world_size]:
-        attempt(run, folder, rank, dict.fromkeys(LAUNCHER))
+        attempt(run, folder, 0, dict.fromkeys(LAUNCHER))  # whichever process does it, it is the run's only one
     for run, port in together:
         attempt(run, folder, rank, {"MASTER_PORT": str(port)})
 
