@@ -23,6 +23,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from hp_compile import GraphTrainer, PassConfig  # here: gloo groups made before it is imported are refused
+
 Step = Callable[[], torch.Tensor]
 
 
@@ -111,8 +113,6 @@ def fsdp2_step(model: nn.Module, batch: tuple[Any, Any], mesh: Any, *, async_uns
 
 
 def graph_step(model: nn.Module, batch: tuple[Any, Any], **options: Any) -> Step:
-    from hp_compile import GraphTrainer, PassConfig
-
     trainer = GraphTrainer(model, train_fn, PassConfig(**options), device="cpu")
 
     def step() -> torch.Tensor:
