@@ -13,6 +13,7 @@ LAYOUTS = {
     "fsdp-3": "--nproc 3 --training.global_batch_size 6",
     "ddp-2": "--nproc 2 --parallelism.data_parallel_replicate_degree 2 --parallelism.data_parallel_shard_degree 1",
     "tp-2-fsdp-2": "--nproc 4 --parallelism.tensor_parallel_degree 2 --loss.num_chunks 4",
+    "tp-2-accumulated": "--nproc 2 --parallelism.tensor_parallel_degree 2 --training.global_batch_size 4",
     "bf16-recomputed": "--nproc 2 --training.mixed_precision_param bfloat16 --activation_checkpoint.mode full "
     "--loss.num_chunks 4",
 }

@@ -7,7 +7,14 @@ import pickle
 
 import pytest
 
-from hp_protocols.distributed import apply_ac, apply_compile, apply_fsdp, apply_replicate, clip_grad_norm_
+from hp_protocols.distributed import (
+    apply_ac,
+    apply_compile,
+    apply_fsdp,
+    apply_replicate,
+    clip_grad_norm_,
+    lay_out_gradients,
+)
 from hp_protocols.platform import Capability, CapabilityError, Platform, get_platform, selection
 from hp_protocols.platform.mindspore_backend import MindsporePlatform
 
@@ -53,6 +60,7 @@ def test_parallelism_asks_for_its_capability_before_it_touches_a_model(monkeypat
         lambda: apply_ac(None, blocks=[], mode="memory_budget", compile_enabled=True),
         lambda: apply_compile(blocks=[]),
         lambda: clip_grad_norm_([], 1.0),
+        lambda: lay_out_gradients([]),
     ]
     for call in calls:
         with pytest.raises(CapabilityError, match="platform 'mindspore' does not offer"):

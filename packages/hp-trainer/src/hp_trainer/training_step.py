@@ -15,7 +15,7 @@ import torch
 
 from hp_components import BaseLoss, LRSchedulersContainer, OptimizersContainer
 from hp_config import TrainingConfig
-from hp_protocols.distributed import clip_grad_norm_
+from hp_protocols.distributed import clip_grad_norm_, lay_out_gradients
 from hp_trainer.environment import Environment
 from hp_trainer.faults import activity
 
@@ -186,4 +186,7 @@ class TrainingStep:
         """Gradients of one micro-batch, added to those of the earlier ones; its share of the loss, detached."""
         loss = self.loss_sum(batch) / divisor
         loss.backward()
+        if self.micro_batches > 1:
+            # Gradients of whole weights are added, whatever the layout; partial sums over ranks would round otherwise.
+            lay_out_gradients(self.model.parameters())
         return loss.detach()

@@ -7,7 +7,7 @@ Importing this package imports no backend.
 from __future__ import annotations
 
 from .activation_checkpoint import apply_ac
-from .clip_grad import clip_grad_norm_
+from .clip_grad import clip_grad_norm_, lay_out_gradients
 from .compile import apply_compile
 from .context_parallel import apply_cp
 from .data_parallel import apply_data_parallel, data_parallel_mode
@@ -36,6 +36,7 @@ __all__ = [
     "clip_grad_norm_",
     "data_parallel_mode",
     "finish_parallelize",
+    "lay_out_gradients",
     "plan_rank",
     "state_bytes",
 ]

@@ -1,4 +1,4 @@
-"""Clip gradients by their global norm.
+"""Clip gradients by their global norm; before that, sum what is still a partial sum over ranks.
 
 In: parameters with gradients, plain or distributed over any mixture of meshes. Out: the true global norm, the same on
 every rank; the gradients are scaled in place.
@@ -14,7 +14,7 @@ from hp_protocols.platform import Capability, get_platform
 if TYPE_CHECKING:
     from hp_protocols.platform import Tensor
 
-__all__ = ["clip_grad_norm_"]
+__all__ = ["clip_grad_norm_", "lay_out_gradients"]
 
 
 def clip_grad_norm_(
@@ -45,3 +45,18 @@ def clip_grad_norm_(
     platform = get_platform()
     platform.require(Capability.GRAD_CLIPPING, "clip_grad_norm_")
     return platform.clip_grad_norm_(parameters, max_norm, error_if_nonfinite=error_if_nonfinite, foreach=foreach)
+
+
+def lay_out_gradients(parameters: Iterable[Tensor]) -> None:
+    """Sum gradients that are still partial sums over ranks, and cut those of cut parameters.
+
+    Tensor parallelism without data parallelism leaves them so after backward; FSDP and replication lay them out as they
+    reduce them, once per micro-batch. `clip_grad_norm_` does it too. Between two micro-batches it makes the sum the one
+    that those, and a captured step, give: of whole gradients, to the last bit.
+
+    Raises:
+        CapabilityError: the platform has no distributed gradients.
+    """
+    platform = get_platform()
+    platform.require(Capability.GRAD_CLIPPING, "lay_out_gradients")
+    platform.lay_out_gradients(parameters)

@@ -288,6 +288,10 @@ class Platform:
         """Scale gradients so that their global 2-norm is at most `max_norm`; returns the norm before that."""
         self._refuse("clip_grad_norm_", Capability.GRAD_CLIPPING)
 
+    def lay_out_gradients(self, parameters: Iterable[Any]) -> None:
+        """Lay every distributed gradient out as its parameter."""
+        self._refuse("lay_out_gradients", Capability.GRAD_CLIPPING)
+
     def checkpoint_wrapper(
         self,
         module: Any,

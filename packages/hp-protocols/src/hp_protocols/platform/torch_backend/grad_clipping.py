@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-__all__ = ["clip_grad_norm_"]
+__all__ = ["clip_grad_norm_", "lay_out_gradients"]
 
 
 def clip_grad_norm_(
@@ -26,7 +26,7 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """See `hp_protocols.distributed.clip_grad_norm_`."""
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    _lay_out_gradients(given)
+    lay_out_gradients(given)
     groups = _by_mesh(given)
     norms = [_norm([p.grad for p in group if p.grad is not None], foreach) for group in groups]
     # One mesh is the common case and must give torch's own bits; a norm of one norm would round once more.
@@ -38,12 +38,8 @@ def clip_grad_norm_(
     return total
 
 
-def _lay_out_gradients(parameters: list[torch.Tensor]) -> None:
-    """Sum gradients that are still partial sums over ranks, and cut those of cut parameters.
-
-    Tensor parallelism without data parallelism leaves them so (FSDP lays them out as it reduces them). Done once here,
-    where the norm needs it, and not again by each operation of the optimizer.
-    """
+def lay_out_gradients(parameters: Iterable[torch.Tensor]) -> None:
+    """See `hp_protocols.distributed.lay_out_gradients`."""
     for parameter in parameters:
         grad = parameter.grad
         if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:

@@ -33,6 +33,11 @@ class TorchModules(Platform):
 
         return clip_grad_norm_(parameters, max_norm, error_if_nonfinite=error_if_nonfinite, foreach=foreach)
 
+    def lay_out_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        from .grad_clipping import lay_out_gradients
+
+        lay_out_gradients(parameters)
+
     def checkpoint_wrapper(
         self,
         module: nn.Module,
